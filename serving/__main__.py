@@ -131,7 +131,7 @@ class Parts:
 def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drain: Drain) -> Parts:
     """Make every part from the settings. Nothing is started, and no other server is asked."""
     serving = settings.serving
-    spool = Spool(settings_.path(serving.spool), serving.spool_bytes)
+    spool = Spool(settings_.path(serving.spool))
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
     access = Access(serving, metrics.ignored_users.inc, metrics.unshared_rates.inc)

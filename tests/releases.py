@@ -60,7 +60,7 @@ EXPERIMENT = {
         "min_users": 8,
         "max_seconds": 200,
     },
-    **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE, "breach_alpha": 0.01},
+    **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE},
     **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
     **{"watch_seconds": 150, "holdout_share": 0.3},
 }

@@ -1,10 +1,11 @@
 """Experiments: an A/B test with its plan, its statistics and the release decision that ends it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from infra.records.base import Arm, ObjectReference, Record
+from infra.records.gate_settings import GateSettings
 
 VerdictName = Literal["promote", "reject", "breach", "broken", "undecided"]
 """breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not tell anything, which says
@@ -22,8 +23,6 @@ StageName = Literal["shadow", "ramp", "test", "paused", "watch", "anchor"]
 serves the planned share, and the verdict is computed from this stage alone. paused: a person decides, because the test ended
 without proof either way or because they paused it. watch: it was promoted, and the champion before it still serves the rest, the
 holdout. anchor: it is champion, and the anchor, which it is compared with, serves the rest."""
-Inconclusive = Literal["reject", "pause"]
-"""What the end of a test without proof either way does."""
 
 
 class PlannedMetric(Record):
@@ -47,9 +46,9 @@ class PlannedMetric(Record):
     """Whether a sure breach of the margin ends the test at once (tasks/experiments/verdict/breach.py)."""
 
 
-class Plan(Record):
-    """How a test is judged, written when it opens: later settings change nothing. A field is the setting of its name in
-    `experiment`, the last three in `collect`. The defaults hold for tests that were opened before stages were recorded."""
+class Plan(GateSettings):
+    """How a test is judged, written when it opens: later settings change nothing. Fields that are no settings are constants
+    of the version that wrote the plan."""
 
     rules: int = 1
     """RULES when it was written: a decision is recomputed by these rules only."""
@@ -64,74 +63,49 @@ class Plan(Record):
     """Who meets which version (tasks/experiments/verdict/designs.py)."""
     metrics: tuple[PlannedMetric, ...]
     """What is compared."""
-    alpha: float
-    """Two-sided error level of the whole test."""
-    min_requests: int
-    """Minimum requests per arm before a verdict."""
-    planned_requests: int
-    """Requests per arm at which the test ends."""
-    min_users: int
-    """Minimum users per arm before a verdict; of a crossover, users who met both versions."""
-    max_seconds: float
-    """Maximum duration in seconds."""
-    baseline_seconds: float
-    """Seconds before the test from which each user's own rates are read."""
-    block_seconds: float
-    """Seconds for which a crossover serves a user the same version."""
-    max_characters: int
-    """Maximum accepted characters of one completion that count."""
-    max_user_weight: float
-    """Maximum requests of a user that count, in multiples of the median user's."""
-    max_credential_weight: float
-    """Maximum share of an arm's counted requests from one credential."""
-    min_history_requests: int
-    """Minimum requests of a user before the test; users with fewer do not count."""
-    tolerated_users: int
-    """Number of users who may be made up without deciding the test. Of those who share a credential."""
-    srm_alpha: float
-    """Error level of each quality check."""
-    breach_alpha: float = 0.0
-    """Error level of the search for a breach, for all looks and metrics; 0: a test from before it was looked for."""
-    max_both_arms: float
-    """Maximum share of users who were served by both arms."""
-    max_label_gap: float
-    """Maximum difference of judged per shown completion between the arms, as a share."""
-    max_request_gap: float
-    """Maximum difference of requests per user between the arms, in logarithms."""
-    shadow_requests: int = 0
-    """Number of copies that the challenger answers unseen before its first user; 0: it has no shadow stage."""
-    shadow_share: float = 0.0
-    """Share of the champion's requests of which a copy is made meanwhile."""
-    shadow_failures: float = 1.0
+    srm_alpha: float = 0.001
+    """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
+    requests per user, and judged per shown completion. A test that fails one ends as broken."""
+    breach_alpha: float = 0.01
+    """Error level of the search for a breach, for all looks and metrics together: failures, times or empty answers surely beyond
+    their margin roll a challenger back at once, before `min_requests` and without labels. 0: none is looked for."""
+    max_both_arms: float = 0.02
+    """Maximum share of users, and at least one, who were served by both arms of a test by user; they are set aside. With more,
+    the test ends as broken."""
+    max_label_gap: float = 0.05
+    """Maximum difference of judged completions per shown one between the arms, as a share, that does not break a test:
+    completions without an answer are left out, which is fair only if both arms have as many. Where only the newer half differs,
+    answers are late, and the verdict waits."""
+    max_request_gap: float = 0.05
+    """Maximum difference of requests per user between the arms, in logarithms, that does not break a test: rates per request
+    cannot be compared where the requests differ."""
+    shadow_failures: float = 0.02
     """Maximum share of copies that the challenger does not answer to their end."""
-    shadow_slowdown: float = 0.0
-    """Maximum ratio of the challenger's median times to the champion's; 0: no limit."""
-    shadow_similarity: float = 0.0
-    """Minimum mean similarity of both versions' texts."""
-    ramp: tuple[float, ...] = ()
-    """Shares of the ramp, each smaller than the share of the test."""
-    ramp_requests: int = 0
-    """Minimum requests on the challenger's arm in each stage of the ramp."""
-    inconclusive: Inconclusive = "reject"
-    """What the end of the test without proof does."""
-    watch_seconds: float = 0.0
-    """Seconds for which a promoted version is watched beside its holdout; 0: it is not."""
-    holdout_share: float = 0.0
-    """Share of users, or of a user's blocks of time, whom the champion before serves meanwhile."""
-    anchor_share: float = 0.0
-    """Share of a user's blocks of time that the anchor serves while no test runs; 0: there is no anchor."""
-    anchor_seconds: float = 0.0
-    """Seconds for which each champion is compared with the anchor before the next test opens."""
-    anchor_days: int = 0
-    """Days after which the comparison with the anchor begins anew."""
-    anchor_alpha: float = 0.0
-    """Two-sided error level of the comparison with the anchor, for all of its looks and champions."""
+    shadow_slowdown: float = 2.0
+    """Maximum ratio of the challenger's median time to the first token, and in all, to the champion's. 0: no limit."""
+    shadow_similarity: float = 0.1
+    """Minimum mean similarity of both versions' texts, from 0, nothing in common, to 1, equal. Two equal models that sample
+    differ, too: this finds broken weights, not changed ones. 0: no limit."""
+    anchor_alpha: float = 0.2
+    """Two-sided error level of the comparison with the anchor, for all looks and champions of `anchor_days`; the chance that
+    champions that are no worse give way to the anchor is half of it."""
     settle_seconds: float
-    """Seconds to wait for feedback before a request counts."""
+    """Seconds to wait for feedback before a request counts (`collect.settle_seconds`)."""
     join_seconds: float
-    """Maximum seconds between a completion and its feedback."""
+    """Maximum seconds between a completion and its feedback (`collect.join_seconds`)."""
     known_user_days: float
-    """Days without a request after which a user is new again."""
+    """Days without a request after which a user is new again (tasks/labels/users.py)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_later_stages(cls, values: Any) -> Any:
+        """A plan from before a stage was recorded has no such stage; it may have 0 for the stage's other fields."""
+        if not isinstance(values, dict):
+            return values
+        given = {
+            name: value for name, value in values.items() if value or name not in ("shadow_share", "holdout_share", "anchor_days")
+        }
+        return {"shadow_requests": 0, "ramp": (), "watch_seconds": 0.0, "anchor_share": 0.0} | given
 
 
 class Stage(Record):

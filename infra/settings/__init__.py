@@ -133,12 +133,14 @@ def _origin(keys: Keys, origins: Mapping[Keys, str], file: Path) -> str:
 def _explained(error: Any, origin: str) -> str:
     """Return one error of the validation in words."""
     name = ".".join(map(str, error["loc"]))
-    text = f"{name} = {_shown(error)} ({origin}): {error['msg']}"
+    text = f"{name} = {_shown(error)}: {error['msg']}"
     if error["type"] != "extra_forbidden":
-        return text
+        return f"{text} ({origin})"
     near = difflib.get_close_matches(name, list(_names(Settings)), n=3, cutoff=0.75)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{text}; {hint}Some settings of earlier versions are constants now: `tabloop settings` prints every setting"
+    return (
+        f"{text} ({origin}); {hint}Some settings of earlier versions are constants now: `tabloop settings` prints every setting"
+    )
 
 
 def _names(section: type[Section], prefix: str = "") -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Settings of the held-out evaluation, its gate and its judge."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from infra.settings.section import Section
 
@@ -29,9 +30,6 @@ class Judge(Section):
     model's context."""
     calibration_places: int = Field(60, ge=20)
     """Places at which each evaluation asks the judge to tell the true text from a corrupted one."""
-    min_auc: float = Field(0.8, ge=0.5, le=1)
-    """Minimum of the judge's area under the ROC curve, true against corrupted texts, by the lower bound of its 95 % interval;
-    below it the judge's scores do not count."""
 
     @property
     def called(self) -> str:
@@ -43,44 +41,42 @@ class Judge(Section):
         return (self.kind, self.called.casefold()) == (other.kind, other.called.casefold())
 
 
-class GateMargins(Section):
-    """How much worse than the champion a candidate may be; it must surely be within every margin.
-
-    With 300 places these let nine of ten equal candidates pass. The errors fall with the square root of the places.
-    """
-
-    exact: float = Field(0.07, gt=0)
-    """Fall of the share of exact matches."""
-    edit_similarity: float = Field(0.06, gt=0)
-    """Fall of the mean edit similarity, which is from 0 to 1."""
-    matching_characters: float = Field(0.35, gt=0)
-    """Fall of the right characters from the start, as a share of the champion's."""
-    passed: float = Field(0.085, gt=0)
-    """Fall of the share of places whose tests pass, where a benchmark has tests (pass@1)."""
-    judged: float = Field(0.58, gt=0)
-    """Fall of the judge's mean score, which is from 0 to 10."""
-    syntax: float = Field(0.1, gt=0)
-    """Rise of the share of completions after which the file has more syntax errors than with the true text."""
-    silent: float | None = Field(None, gt=0)
-    """Fall of the share of silence where nothing should be written; none: it is reported only, since few places tell little."""
-    empty: float = Field(0.04, gt=0)
-    """Rise of the share of empty completions."""
-    shorter: float = Field(0.35, gt=0)
-    """Fall of the mean length, as a share of the champion's."""
-    longer: float = Field(0.15, gt=0)
-    """Rise of the characters beyond the true text, as a share of the true texts' length."""
-    comments: float = Field(0.04, gt=0)
-    """Rise of the share of completions with a comment."""
-    repetition: float = Field(0.03, gt=0)
-    """Rise of the mean share of repeated runs of three tokens in a completion."""
-    variety: float = Field(0.4, gt=0)
-    """Fall of the entropy of all completions, in bits."""
-    drift: float | None = Field(None, gt=0)
-    """Rise of the candidate's log-probability of its own completions above the champion's, in nats a token; none: it is not
-    computed. It takes a forward pass of the champion over the candidate's completions."""
-    slices: float = Field(0.13, gt=0)
-    """Fall of the mean edit similarity within a slice: a set, a project, a language, a length of the true text, a place in the
-    line."""
+MARGINS: Mapping[str, float] = {
+    # Fall of the share of exact matches.
+    "exact": 0.07,
+    # Fall of the mean edit similarity, which is from 0 to 1.
+    "edit_similarity": 0.06,
+    # Fall of the right characters from the start, as a share of the champion's.
+    "matching_characters": 0.35,
+    # Fall of the share of places whose tests pass, where a benchmark has tests (pass@1).
+    "passed": 0.085,
+    # Fall of the judge's mean score, which is from 0 to 10.
+    "judged": 0.58,
+    # Rise of the share of completions after which the file has more syntax errors than with the true text.
+    "syntax": 0.1,
+    # Rise of the share of empty completions.
+    "empty": 0.04,
+    # Fall of the mean length, as a share of the champion's.
+    "shorter": 0.35,
+    # Rise of the characters beyond the true text, as a share of the true texts' length.
+    "longer": 0.15,
+    # Rise of the share of completions with a comment.
+    "comments": 0.04,
+    # Rise of the mean share of repeated runs of three tokens in a completion.
+    "repetition": 0.03,
+    # Fall of the entropy of all completions, in bits.
+    "variety": 0.4,
+    # Fall of the mean edit similarity within a slice: a set, a project, a language, a length of the true text, a place in the
+    # line.
+    "slices": 0.13,
+}
+"""How much worse than the champion a candidate may be at most, where the settings name no other margin. With 300 places these let
+nine of ten equal candidates pass. The errors fall with the square root of the places."""
+UNSET = ("silent", "drift")
+"""Guardrails without a margin, which hold only where the settings name one. silent: fall of the share of silence where nothing
+should be written; without a margin it is only reported, since few places tell little. drift: rise of the candidate's
+log-probability of its own completions above the champion's, in nats a token; it takes a forward pass of the champion over the
+candidate's completions."""
 
 
 class Gate(Section):
@@ -98,8 +94,16 @@ class Gate(Section):
     needs none."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""
-    margins: GateMargins = GateMargins()
-    """The margin of each guardrail."""
+    margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={}, validate_default=True)
+    """Margins of single guardrails in place of those of MARGINS (infra/settings/evaluation.py): {exact = 0.03} allows the share
+    of exact matches to fall by 0.03. A candidate must surely be within every margin."""
+
+    @field_validator("margins", mode="before")
+    @classmethod
+    def _complete(cls, given: Mapping[str, float | None]) -> dict[str, float | None]:
+        if unknown := sorted(given.keys() - MARGINS.keys() - set(UNSET)):
+            raise ValueError(f"{unknown[0]!r}: expected one of {', '.join((*MARGINS, *UNSET))}")
+        return {**MARGINS, **{name: margin for name, margin in given.items() if margin is not None}}
 
 
 class HeldOut(Section):
@@ -166,8 +170,6 @@ class Evaluate(Section):
     """The sets that a candidate is scored on. A team that writes another language than Python names its own code here."""
     gate: Gate = Gate()
     """The offline gate between training and the A/B test."""
-    max_judge_failures: float = Field(0.1, ge=0, le=1)
-    """Maximum share of positions the judge may fail on; beyond it the evaluation has no verdict and can be resumed."""
     judge: Judge = Judge()
     """The judge that scores completions."""
     test_workers: int = Field(2, ge=0)

@@ -9,18 +9,11 @@ from infra.settings.section import Section
 
 class Reward(Section):
     accepted: float = 0.75
-    """Reward of an accepted completion, without the part for its length. A partial accept of share s earns s times this and
+    """Reward of an accepted completion. A partial accept of share s earns s times this and
     (1 - s) times reward.rejected."""
-    per_character: float = 0.0
-    """Reward per accepted character, up to reward.max_characters; 0: length does not count."""
-    max_characters: int = 80
-    """Maximum accepted characters that reward.per_character counts."""
     rejected: float = -0.25
     """Reward of a completion that was shown and not accepted. Where the settled text is known, the share of the completion that
     the developer then wrote costs nothing."""
-    no_response: float = Field(0.5, ge=0, le=1)
-    """Factor of the reward of a completion that nobody judged, by its kept share: no response is more ambiguous than a rejection.
-    0: it has no reward."""
     nothing: float = 0.0
     """Reward of a completion without text to show."""
     estimator: Literal["return", "group"] = "return"

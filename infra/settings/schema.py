@@ -1,8 +1,8 @@
 """Every setting of tabloop: frozen, typed, documented; an unknown key is refused. One module per part of the loop."""
 
 from infra.settings.collect import Collect, Hindsight
-from infra.settings.evaluation import Evaluate, Gate, GateMargins, HeldOut, Judge
-from infra.settings.experiment import Experiment, Margins
+from infra.settings.evaluation import Evaluate, Gate, HeldOut, Judge
+from infra.settings.experiment import Experiment
 from infra.settings.model import Model
 from infra.settings.retention import Retention
 from infra.settings.reward import Reward
@@ -34,13 +34,11 @@ __all__ = [
     "Experiment",
     "External",
     "Gate",
-    "GateMargins",
     "Groups",
     "HeldOut",
     "Hindsight",
     "Judge",
     "Limits",
-    "Margins",
     "Model",
     "OpenIDConnect",
     "Orchestration",

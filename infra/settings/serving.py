@@ -19,8 +19,6 @@ class Sampling(Section):
     are recorded as exploring, and no experiment counts them. Acceptance falls with the share. 0: none explores."""
     exploring_temperature: float = Field(0.8, gt=0, le=2)
     """Temperature of exploring requests."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus mass. Below 1 the recorded log-probabilities belong to the truncated distribution, and training refuses them."""
     max_tokens: int = Field(32, ge=1)
     """Maximum tokens of a completion; a client may ask for fewer."""
     withhold_below: float = Field(0.0, ge=0, lt=1)
@@ -113,11 +111,6 @@ class OpenIDConnect(Section):
     requests_per_minute: int = Field(600, ge=1)
     """Requests per minute of each user, spread evenly over the minute; each replica of the app counts separately without
     serving.valkey."""
-    leeway_seconds: float = Field(30.0, ge=0, le=300)
-    """Seconds by which the issuer's clock may differ from the app's."""
-    key_seconds: float = Field(300.0, ge=10)
-    """Seconds between two reads of the issuer's keys. A key that the issuer withdraws is refused after three times this at the
-    latest."""
 
 
 class Terms(Section):
@@ -320,8 +313,6 @@ class Serving(Section):
     """Personal data that is removed from code before it is recorded; secrets always are."""
     spool: Path = Path("var/spool")
     """Directory of events that are not shipped yet."""
-    spool_bytes: int = Field(1 << 30, ge=1 << 20)
-    """Maximum bytes of events in the spool. If it is full, feedback gets 503 and completions are served unrecorded."""
     ship_seconds: float = Field(5.0, gt=0)
     """Seconds until an open spool segment is closed and shipped to the object store."""
     follow_seconds: float = Field(2.0, gt=0)

@@ -28,8 +28,8 @@ from infra.storage.store import ObjectStore, sha256
 PREFIX = "cycles/"
 DIGITS = 6
 """Digits of a cycle's number in its id."""
-SEALED_EVALUATION = ("samples", "seed", "gate", "max_judge_failures", "stop")
-SEALED_JUDGE = ("kind", "model", "rubric", "calibration_places", "min_auc")
+SEALED_EVALUATION = ("samples", "seed", "gate", "stop")
+SEALED_JUDGE = ("kind", "model", "rubric", "calibration_places")
 """Settings of the evaluation and its judge that hold from a cycle's sealing on."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 KEY = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")

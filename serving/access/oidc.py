@@ -22,8 +22,12 @@ MAX_USERS = 10_000
 TIMEOUT_SECONDS = 5.0
 RETRY_SECONDS = 10.0
 """Shortest interval between two reads of the keys, so that tokens with invented key ids cause no further requests."""
+LEEWAY_SECONDS = 30.0
+"""Seconds by which the issuer's clock may differ from the app's."""
+KEY_SECONDS = 300.0
+"""Seconds between two reads of the issuer's keys."""
 MAX_AGES = 3
-"""Keys older than this many times `key_seconds` are no longer used."""
+"""Keys older than this many times KEY_SECONDS are no longer used."""
 REASONS: Sequence[tuple[type[jwt.PyJWTError], str]] = (
     (jwt.ExpiredSignatureError, "expired"),
     (jwt.ImmatureSignatureError, "not valid yet"),
@@ -49,7 +53,7 @@ class Issuer:
     @classmethod
     def of(cls, setting: OpenIDConnect, clock: Clock) -> "Issuer":
         """Return the issuer of the settings; its keys are read at the first token."""
-        return cls(setting, IssuerKeys(lambda: read_keys(setting), setting.key_seconds, clock), clock)
+        return cls(setting, IssuerKeys(lambda: read_keys(setting), KEY_SECONDS, clock), clock)
 
     async def verify(self, token: str) -> Credential:
         """Return the credential of a token's subject.
@@ -85,7 +89,7 @@ class Issuer:
             algorithms=setting.algorithms,
             audience=setting.audience,
             issuer=setting.issuer,
-            leeway=setting.leeway_seconds,
+            leeway=LEEWAY_SECONDS,
             options={"require": ["exp", "iss", "aud", setting.user_claim]},
         )
 

@@ -15,16 +15,18 @@ from serving.recording.journal import SUFFIX, Journal
 Event = Completion | Feedback | ShadowCopy
 KINDS: dict[str, type[Event]] = {"completions": Completion, "feedback": Feedback, "shadow": ShadowCopy}
 KIND_OF: dict[type[Event], str] = {record: kind for kind, record in KINDS.items()}
+MAX_BYTES = 1 << 30
+"""Maximum bytes of events in the spool. If it is full, feedback gets 503 and completions are served unrecorded."""
 
 
 class SpoolFull(RuntimeError):
-    """The spool has reached serving.spool_bytes."""
+    """The spool has reached its maximum size."""
 
 
 class Spool:
     """The journals and the size of the events that wait in them."""
 
-    def __init__(self, directory: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time) -> None:
         self.directory = directory
         self.bad = directory / "bad"
         self._max_bytes = max_bytes

@@ -11,6 +11,8 @@ from infra.records import Arm
 from infra.settings.schema import Sampling
 from serving.engine.protocol import EngineRequest
 
+TOP_P = 1.0
+"""Nucleus mass. Below 1 the recorded log-probabilities would belong to the truncated distribution, and training refuses them."""
 CHARACTERS_PER_TOKEN = 8
 """Upper bound of the average characters of a token of code (usually 3 to 4): text farther from the cursor is not tokenized."""
 
@@ -52,7 +54,7 @@ class Policy:
             prompt_token_ids=prompt,
             max_tokens=sampling.max_tokens if max_tokens is None else min(max_tokens, sampling.max_tokens),
             temperature=sampling.exploring_temperature if exploring else sampling.temperature,
-            top_p=sampling.top_p,
+            top_p=TOP_P,
             stop_token_ids=list(self.stop_token_ids),
             version=version,
         )

@@ -120,7 +120,7 @@ def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
     """
     candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
     failures = {name: scores.judge_failures for name, scores in scored.scores.items()}
-    missing = unheard(scored.calibration, failures, CHAMPION, settings.evaluate.max_judge_failures)
+    missing = unheard(scored.calibration, failures, CHAMPION)
     gate = gate_candidate(
         candidate.by_position,
         champion.by_position,

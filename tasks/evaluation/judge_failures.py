@@ -8,12 +8,15 @@ from collections.abc import Mapping
 
 from tasks.evaluation.judge.calibration import Calibration
 
+MAX_JUDGE_FAILURES = 0.1
+"""Maximum share of places at which the judge may fail."""
+
 
 class EvaluationBroken(RuntimeError):
     """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
 
 
-def unheard(calibration: Calibration, failures: Mapping[str, float], champion: str, most: float) -> str:
+def unheard(calibration: Calibration, failures: Mapping[str, float], champion: str, most: float = MAX_JUDGE_FAILURES) -> str:
     """Return why the judge's failures leave the evaluation undecided; "" if there are few enough.
 
     Args:
@@ -32,7 +35,7 @@ def unheard(calibration: Calibration, failures: Mapping[str, float], champion: s
         away = failures[champion] > most
     if share <= most:
         return ""
-    allowed = f"evaluate.max_judge_failures allows {most:.1%}"
+    allowed = f"at most {most:.1%} may fail"
     reason = f"judge {calibration.judge!r} failed on {share:.1%} of the {name} places; {allowed}"
     if away:
         raise EvaluationBroken(

@@ -72,7 +72,7 @@ def score_models(
     likeliest = {name: work.score_greedy(contestant) for name, contestant in contestants.items()} if greedy else {}
     judge = settings.evaluate.judge
     places = [place for one in counted for place in one.places]
-    calibration = calibrate(judges.build(judge), places, judge.calibration_places, judge.min_auc)
+    calibration = calibrate(judges.build(judge), places, judge.calibration_places)
     return ScoredModels(
         scores={name: scores for name, (scores, _) in scored.items()},
         weights={name: weights for name, (_, weights) in scored.items()},
@@ -120,7 +120,7 @@ class _Work:
 
     def _drifts(self, contestant: Contestant, baseline: Contestant, made: Completions, places: PlaceSet) -> list[float] | None:
         """Return the drift of each completion from the baseline; empty if the settings give drift no margin."""
-        if self.settings.evaluate.gate.margins.drift is None:
+        if self.settings.evaluate.gate.margins.get("drift") is None:
             return None
         if made.weights == weights_sha256(baseline.checkpoint):
             return [0.0] * len(made.rows)

@@ -69,7 +69,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     if champion is None:
         raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `make up` registers the base model")
     versions = lineage(registry.versions())
-    parent = choose_parent(store, versions, champion, aliases.previous_champion, settings.experiment.max_lost_children)
+    parent = choose_parent(store, versions, champion, aliases.previous_champion)
     manifests = ancestry(store, versions, parent, now - WINDOW_SECONDS)
     window = window_after(manifests, now, settings.collect.settle_seconds)
     plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)

@@ -5,8 +5,14 @@ from infra.registry.lineage import Lineage
 from infra.storage.cycles import decision_of, experiment_id
 from infra.storage.store import ObjectStore
 
+MAX_LOST_CHILDREN = 3
+"""Number of candidates in a row, trained from one promising version, that are rejected and not promising, after which training
+goes on from the champion again."""
 
-def choose_parent(store: ObjectStore, versions: Lineage, champion: str, previous: str | None, most_lost: int = 3) -> str:
+
+def choose_parent(
+    store: ObjectStore, versions: Lineage, champion: str, previous: str | None, most_lost: int = MAX_LOST_CHILDREN
+) -> str:
     """Return the newest promising candidate that was trained from the champion, else the champion.
 
     One cycle's labels improve a model by less than one test can prove, so training goes on from a candidate that surely lost no
@@ -14,7 +20,7 @@ def choose_parent(store: ObjectStore, versions: Lineage, champion: str, previous
     version was rolled back; so are candidates whose checkpoint was removed, and those whose children keep losing.
 
     Args:
-        most_lost: experiment.max_lost_children.
+        most_lost: number of lost children in a row from which on a candidate is no parent; 0: no limit.
     """
     for version in sorted(versions.cycles.keys() - versions.removed, key=int, reverse=True):
         line = versions.ancestry(version)

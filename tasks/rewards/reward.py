@@ -14,6 +14,8 @@ from infra.settings.schema import Reward
 from tasks.labels.measures import KEPT
 from tasks.rewards.weights import cap_weights
 
+NO_RESPONSE = 0.5
+"""Factor of the reward of a completion that nobody answered, by its kept share: silence is more ambiguous than a rejection."""
 UNKNOWN_LANGUAGE = ""
 """The language of code whose client names none, and of languages with too few samples."""
 LEAST_OF_A_LANGUAGE = 50
@@ -25,24 +27,23 @@ def reward(settings: Reward) -> pl.Expr:
 
     An accept earns the kept share of an accept and the rest of a rejection, and so does a partial accept by its accepted share. A
     rejection costs only the share that the developer did not then write. What nobody judged is rewarded by its kept share,
-    tempered by `settings.no_response`; without a settled text it has no reward.
+    tempered by NO_RESPONSE; without a settled text it has no reward.
     """
     outcome, shown = pl.col("outcome"), pl.max_horizontal("shown_characters", pl.lit(1))
     kept = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", shown))
-    length = settings.per_character * pl.min_horizontal(KEPT, pl.lit(settings.max_characters))
 
     def by_share(share: pl.Expr) -> pl.Expr:
         return share * settings.accepted + (1 - share) * settings.rejected
 
     return (
         pl.when(outcome.is_in(["accepted", "partially_accepted"]))
-        .then(by_share(KEPT / shown) + length)
+        .then(by_share(KEPT / shown))
         .when(outcome == "rejected")
         .then(settings.rejected * (1 - kept.fill_null(0) / shown))
         .when(outcome == "nothing")
         .then(pl.lit(settings.nothing))
         .when(outcome == "unjudged")
-        .then(settings.no_response * by_share(kept / shown))
+        .then(NO_RESPONSE * by_share(kept / shown))
     )
 
 

@@ -51,8 +51,7 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
     manifests = {cycle: cycles.manifest_of(store, cycle) for cycle, objects in index.items() if "manifest.json" in objects}
     known, aliases, limits = registry.versions(), registry.aliases(), settings.retention
     unfinished = [manifest for cycle, manifest in manifests.items() if cycle not in ended]
-    most_lost = settings.experiment.max_lost_children
-    trained = registry.aliased() | trainable(store, lineage(known), aliases, unfinished, most_lost)
+    trained = registry.aliased() | trainable(store, lineage(known), aliases, unfinished)
     earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
     served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}
     in_use = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
@@ -76,9 +75,7 @@ def uploaded(store: ObjectStore) -> dict[str, list[str]]:
     return uploads
 
 
-def trainable(
-    store: ObjectStore, tree: Lineage, aliases: Aliases, unfinished: Iterable[Manifest], most_lost: int = 3
-) -> frozenset[str]:
+def trainable(store: ObjectStore, tree: Lineage, aliases: Aliases, unfinished: Iterable[Manifest]) -> frozenset[str]:
     """Return the versions without an alias that may be trained further or compared with, now and after a rollback."""
     champion, previous, running = aliases.champion, aliases.previous_champion, aliases.routed
     if champion is None:
@@ -86,9 +83,9 @@ def trainable(
             "registry: the model has no alias champion, so the checkpoints in use are unknown; nothing was removed. "
             "Set the alias on a version in MLflow and run retention again"
         )
-    versions = {choose_parent(store, tree, champion, previous, most_lost)}
+    versions = {choose_parent(store, tree, champion, previous)}
     if previous:
-        versions |= {previous, choose_parent(store, tree, previous, champion, most_lost)}
+        versions |= {previous, choose_parent(store, tree, previous, champion)}
     for record in (running, aliases.anchor):
         versions |= {record.champion, record.challenger} if record else set()
     for manifest in unfinished:

@@ -14,6 +14,7 @@ import polars as pl
 
 from infra.records import Manifest, Profile, RewardTotals
 from infra.settings import Settings
+from infra.settings.schema import Reward
 from infra.storage.cycles import index, manifest_of
 from infra.storage.store import ObjectStore
 
@@ -62,10 +63,8 @@ def earlier(store: ObjectStore) -> list[Profile]:
 
 def returns(store: ObjectStore, settings: Settings) -> list[RewardTotals]:
     """Return the reward totals of the last sealed cycles that had the same reward settings, newest first."""
-    reward = settings.reward.model_dump(mode="json")
-    manifests = [
-        manifest for manifest in _sealed(store) if store.get_json(f"cycles/{manifest.cycle}/settings.json")["reward"] == reward
-    ]
+    stored = ((manifest, store.get_json(f"cycles/{manifest.cycle}/settings.json")) for manifest in _sealed(store))
+    manifests = [manifest for manifest, values in stored if Reward.of_stored(values["reward"]) == settings.reward]
     return [totals for manifest in manifests for totals in manifest.returns]
 
 

@@ -14,7 +14,7 @@ from evals.compare.places import UnknownSet, named_sets
 from infra import settings as configuration
 from infra.model.fim import Renderer
 from infra.settings import Settings
-from infra.settings.schema import Evaluate, Gate, GateMargins, HeldOut, Model, Registry, Sampling, Serving
+from infra.settings.schema import Evaluate, Gate, HeldOut, Model, Registry, Sampling, Serving
 from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.models import weights
@@ -172,7 +172,7 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
     settings = Settings(
         model=MODEL,
         serving=Serving(sampling=Sampling(max_tokens=5)),
-        evaluate=Evaluate(gate=Gate(min_places=24, margins=GateMargins(drift=0.2))),
+        evaluate=Evaluate(gate=Gate(min_places=24, margins={"drift": 0.2})),
     )
     places, models = set_of(held_out_positions(24, 1)), InProcess(MODEL)
     contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in zip("ab", checkpoints, strict=True)}

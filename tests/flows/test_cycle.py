@@ -12,7 +12,8 @@ from infra import settings as settings_
 from infra.model.showing import Estimate, Place
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
 from infra.registry.lineage import lineage
-from infra.settings.schema import Gate, GateMargins, Groups
+from infra.settings.evaluation import MARGINS, UNSET
+from infra.settings.schema import Gate, Groups
 from infra.storage.store import sha256
 from tasks.evaluation.evaluate import EvaluationBroken
 from tasks.evaluation.models.engine import EngineAway
@@ -195,12 +196,12 @@ def test_a_cycle_that_goes_on_is_judged_by_the_gate_that_it_was_sealed_with(
     labelled.evaluation = EngineAway("away")
     assert cycle(return_state=True).name == "WaitingForEngine"
     labelled.evaluation, settings = None, settings_.load()
-    lax = settings.evaluate.model_copy(update={"gate": Gate(margins=GateMargins(**dict.fromkeys(GateMargins.model_fields, 9.0)))})
+    lax = settings.evaluate.model_copy(update={"gate": Gate(margins=dict.fromkeys((*MARGINS, *UNSET), 9.0))})
     monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"evaluate": lax}))
     result = cycle()
     assert result.result == "refused" and "empty: surely empty more often" in result.reason
     stored = labelled.store.get_json("cycles/cycle-000001/evaluation.json")
-    assert stored["gate"]["margins"]["empty"] == settings.evaluate.gate.margins.empty
+    assert stored["gate"]["margins"]["empty"] == settings.evaluate.gate.margins["empty"]
 
 
 def test_a_refused_update_ends_the_cycle_and_its_run_with_the_reason(labelled: World) -> None:

@@ -42,10 +42,11 @@ GATE = Experiment(min_requests=500, planned_requests=1500)
 OPEN = Experiment.model_validate(
     {
         **GATE.model_dump(),
-        **{"tolerated_users": 0, "max_user_weight": 1e9, "max_request_gap": 1e9, "margins": {"requests_per_user": 1e9}},
+        **{"tolerated_users": 0, "max_user_weight": 1e9, "margins": {"requests_per_user": 1e9}},
     }
 )
-"""The gate without its caps, and blind to how many requests a user makes."""
+"""The gate without its caps, and blind to how many requests a user makes (`BLIND`)."""
+BLIND = {"max_request_gap": 1e9}
 ARM = 60
 TESTS = Size(full=200, quick=10)
 """Simulated tests of each kind."""
@@ -183,7 +184,7 @@ def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictNam
         requests_of(draw, early, np.minimum(taste, 1), treated, "", TEST.started - DAY / 2),
         requests_of(draw, counts, rate, treated, TEST.id, TEST.started + 1),
     ]
-    plan = make_plan(settings, Collect())
+    plan = make_plan(settings, Collect()).model_copy(update=BLIND if settings is OPEN else {})
     totals = total(pl.concat(frames), TEST, plan, TEST.started + 60)
     ended = plan.model_copy(update={"planned_requests": max(min(totals.requests.values()), 1)})
     return decide(TEST, ended, totals, TEST.started + 60).verdict

@@ -22,13 +22,13 @@ from tasks.experiments.counting.totals import ARMS, UNCAPPED, ArmTotals
 from tasks.experiments.moves.succession import plan_of_comparison
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict import anchor
+from tasks.labels.parent import MAX_LOST_CHILDREN
 
 CYCLES = Size(full=200, quick=20)
 """Tests of a chain."""
 TEAM = World(users=40, each=100.0, history=100.0, blocks=16)
 LOOKS = 4
 SETTINGS = Experiment(design="crossover", planned_requests=2000, max_seconds=86_400, min_requests=200, min_users=5)
-MOST_LOST = SETTINGS.max_lost_children
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ def _test(ratio: float, seed: int, mode: Mode = "superiority") -> Outcome:
 def _parent(line: _Line, champion: int) -> int:
     """Return the version that training goes on from, as tasks/labels/parent.py chooses it."""
     for version in range(len(line.quality) - 1, champion, -1):
-        children = [child for child, parent in enumerate(line.parent) if parent == version][-MOST_LOST:]
-        lost = len(children) == MOST_LOST and not any(line.promising[child] for child in children)
+        children = [child for child, parent in enumerate(line.parent) if parent == version][-MAX_LOST_CHILDREN:]
+        lost = len(children) == MAX_LOST_CHILDREN and not any(line.promising[child] for child in children)
         if line.promising[version] and line.tested[version] == champion and not lost:
             return version
     return champion

@@ -153,7 +153,7 @@ def planned() -> Iterator[Row]:
 
 def of_the_demo() -> Iterator[Row]:
     """Yield tests of the demo's size, with its settings."""
-    margins = GATE.margins.model_copy(update={"accepted": 0.15, "characters": 0.3, "annoyed": 0.15, "requests_per_user": 0.4})
+    margins = {**GATE.margins, "accepted": 0.15, "characters": 0.3, "annoyed": 0.15, "requests_per_user": 0.4}
     settings = DEMO_GATE.model_copy(update={"mode": "non_inferiority", "margins": margins})
     for name, points in (("plus_2_points", 2), ("plus_1_point", 1), ("equal", 0), ("minus_1_point", -1)):
         yield row(f"demo.{name}", replace(DEMO, accepted=1 + points * POINT), settings, rate=False)

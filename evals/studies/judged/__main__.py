@@ -75,7 +75,7 @@ def compare(settings: StudySettings, names: Sequence[str], folder: Path, progres
     models |= {f"{name} after {cycles} cycles": one.checkpoint for name, one in trained.items()}
     judge, scores = judges.build(settings.evaluate.judge), {}
     with progress.part("judged: the judge is calibrated"):
-        calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places, settings.evaluate.judge.min_auc)
+        calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places)
     with progress.part("judged: models are scored", len(models)) as part:
         for name, path in models.items():
             scores[name] = table.scores_of(path, split.test, judge, settings)

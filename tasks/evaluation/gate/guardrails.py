@@ -73,7 +73,7 @@ def checks_of(candidate: Values, champion: Values, places: Places, settings: Gat
     """Return the checks of all places, then of the slices."""
     checks, left_out = [], []
     for guardrail in GUARDRAILS:
-        margin = getattr(settings.margins, guardrail.name)
+        margin = settings.margins.get(guardrail.name)
         if margin is None:
             left_out.append(f"{guardrail.name}: evaluate.gate.margins.{guardrail.name} is not set")
         elif guardrail.name == "judged" and not judge_counts:
@@ -107,6 +107,6 @@ def slice_checks(candidate: Values, champion: Values, places: Places, settings: 
     found, notes = slices.of_places(places, whole.known, settings.min_slice_places, settings.min_project_files)
     checks = []
     for name, one in found.items():
-        margin = settings.slice_margins.get(name, settings.margins.slices)
+        margin = settings.slice_margins.get(name, settings.margins["slices"])
         checks.append(Check(guardrail, name, margin, replace(whole, known=whole.known & one.within), one.names))
     return checks, notes

@@ -13,6 +13,9 @@ import numpy as np
 from tasks.evaluation.judge.base import AWAY, Failed, Item, Judge, Scored
 from tasks.evaluation.positions import Position
 
+MIN_AUC = 0.8
+"""Minimum of the judge's area under the ROC curve, true against corrupted texts, by the lower bound of its 95 % interval; below
+it the judge's scores do not count."""
 SEED = 0
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -40,7 +43,7 @@ class Calibration:
     """Places among the failures at which the judge did not answer at all."""
 
 
-def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float) -> Calibration:
+def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float = MIN_AUC) -> Calibration:
     """Ask a judge about true and corrupted texts at `count` of the places, or at all if there are fewer."""
     asked = [place for place in places if place.asks]
     chosen = random.Random(SEED).sample(asked, min(count, len(asked)))
@@ -55,7 +58,7 @@ def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: flo
             judge.name, None, None, None, len(pairs), failures, False, f"{failures} of {len(chosen)} places failed", away
         )
     auc, low, high = area(*(np.array(scores) for scores in zip(*pairs, strict=True)))
-    reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; evaluate.judge.min_auc asks for {min_auc:g}"
+    reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; a judge that counts has {min_auc:g} or more"
     return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason, away)
 
 

@@ -56,7 +56,7 @@ class Conditions:
     def sha256(self, made_by: str) -> str:
         """Return their checksum, including the name of the backend (models.Models)."""
         model = self.model.model_dump(mode="json", include={"fim_order", "max_prefix_tokens", "max_suffix_tokens"})
-        asked = self.sampling.model_dump(mode="json", include={"temperature", "top_p", "max_tokens"})
+        asked = {"temperature": self.sampling.temperature, "top_p": 1.0, "max_tokens": self.sampling.max_tokens}
         return _sha256([asked, model, self.seed, self.stop, self.truths, made_by])
 
 

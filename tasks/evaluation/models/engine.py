@@ -74,7 +74,6 @@ class EngineModels:
                 draws=[row.draw for row in rows],
                 max_tokens=sampling.max_tokens,
                 temperature=sampling.temperature,
-                top_p=sampling.top_p,
                 stop_token_ids=tuple(ends),
             )
             found += [result.tokens for result in self._run(batch, progress)]

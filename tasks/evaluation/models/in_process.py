@@ -24,8 +24,6 @@ class InProcess:
         """See models.Models."""
         from tasks.evaluation.models.generation import Generator  # imports torch
 
-        if sampling.top_p < 1:
-            raise ValueError(f"top_p = {sampling.top_p:g}: transformers in this process samples with 1 only; use an engine")
         generator = Generator(checkpoint, self._model)
         rows, draws = [prompt.tokens for prompt in prompts], [prompt.draw for prompt in prompts]
         sampled = generator.sample_prompts(

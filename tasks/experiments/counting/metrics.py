@@ -43,6 +43,9 @@ class Metric:
     """Direction of a gain."""
     per: Denominator
     """Denominator of its sum."""
+    margin: float
+    """Loss that is tolerated for a gain in another metric, if `experiment.margins` has no other: a share of the champion's mean
+    if `relative`, else in the metric's unit."""
     value: Callable[[Plan], pl.Expr] | None
     """Its value for a labelled request (tasks/labels/attribution.py), 0 for one that nobody judged if it is per `shown` or
     `decided`; None for a metric per user."""
@@ -114,35 +117,38 @@ def _length(_: Plan) -> pl.Expr:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accepted", "acceptance per request", "success", "more", "shown", _accepted, relative=True, weight=0.9),
+    Metric("accepted", "acceptance per request", "success", "more", "shown", 0.1, _accepted, relative=True, weight=0.9),
     Metric(
         "characters",
         "accepted characters per request",
         "success",
         "more",
         "shown",
+        0.15,
         _characters,
         relative=True,
         weight=0.05,
         digits=3,
     ),
-    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", _annoyed, relative=True, weight=0.05),
-    Metric("shown", "shown per request", "guardrail", "more", "requests", lambda _: SHOWN, relative=True),
-    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", _cancelled),
-    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", _quick),
-    Metric("empty", "empty answers per request", "guardrail", "fewer", "requests", lambda _: pl.col("blank"), immediate=True),
-    Metric("failed", "failures per request", "guardrail", "fewer", "requests", _failed, immediate=True),
-    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", None, digits=3),
+    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", 0.1, _annoyed, relative=True, weight=0.05),
+    Metric("shown", "shown per request", "guardrail", "more", "requests", 0.5, lambda _: SHOWN, relative=True),
+    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", 0.05, _cancelled),
+    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", 0.05, _quick),
+    Metric(
+        "empty", "empty answers per request", "guardrail", "fewer", "requests", 0.25, lambda _: pl.col("blank"), immediate=True
+    ),
+    Metric("failed", "failures per request", "guardrail", "fewer", "requests", 0.02, _failed, immediate=True),
+    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", 0.2, None, digits=3),
     *(
-        Metric(f"{time}_p{percent}", title, "guardrail", "fewer", "requests", _later_than(f"{time}_ms", share), immediate=True)
-        for time, percent, share, title in (
-            ("ttft", 50, 0.5, "first token later than the median"),
-            ("ttft", 95, 0.95, "first token in the slowest 5 %"),
-            ("total", 50, 0.5, "end later than the median"),
-            ("total", 95, 0.95, "end in the slowest 5 %"),
+        Metric(name, title, "guardrail", "fewer", "requests", margin, _later_than(time, share), immediate=True)
+        for name, title, margin, time, share in (
+            ("ttft_p50", "first token later than the median", 0.15, "ttft_ms", 0.5),
+            ("ttft_p95", "first token in the slowest 5 %", 0.05, "ttft_ms", 0.95),
+            ("total_p50", "end later than the median", 0.25, "total_ms", 0.5),
+            ("total_p95", "end in the slowest 5 %", 0.1, "total_ms", 0.95),
         )
     ),
-    Metric("length", "characters of a judged completion", "guardrail", "same", "decided", _length, relative=True, digits=2),
+    Metric("length", "characters of a judged completion", "guardrail", "same", "decided", 0.75, _length, relative=True, digits=2),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
 DENOMINATORS: dict[str, pl.Expr] = {
@@ -168,7 +174,7 @@ def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
         role=metric.role,
         better=metric.better,
         per=metric.per,
-        margin=getattr(settings.margins, metric.name),
+        margin=settings.margins.get(metric.name, metric.margin),
         relative=metric.relative,
         weight=metric.weight,
         immediate=metric.immediate,

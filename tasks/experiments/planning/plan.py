@@ -2,15 +2,10 @@
 
 from infra.records import ExperimentRecord, Plan
 from infra.records.experiments import RULES
+from infra.records.gate_settings import GateSettings
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.metrics import METRICS, planned
 from tasks.labels.users import KNOWN_DAYS
-
-OF_COLLECT = ("settle_seconds", "join_seconds")
-"""Settings of `collect` that decide what a test counts."""
-OWN = ("rules", "planned", "cautious", "metrics", "known_user_days")
-"""Fields of a plan that are not settings."""
-
 
 UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
 """Values for settings that leave the choice to the planner (planner.py) when it has no traffic to plan from."""
@@ -22,7 +17,12 @@ def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
     Args:
         reason: what the planner chose and why.
     """
-    return Plan(metrics=tuple(planned(metric, settings) for metric in METRICS), planned=reason, **_fields(settings, collect))
+    settings = unplanned(settings)
+    fixed = {"rules": RULES, "planned": reason, "mode": settings.mode, "design": settings.design, "known_user_days": KNOWN_DAYS}
+    times = {"settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}
+    metrics = tuple(planned(metric, settings) for metric in METRICS)
+    frozen = {name: getattr(settings, name) for name in GateSettings.model_fields}
+    return Plan.model_validate({**frozen, **fixed, **times, "metrics": metrics})
 
 
 def plan_of(experiment: ExperimentRecord) -> Plan:
@@ -30,13 +30,6 @@ def plan_of(experiment: ExperimentRecord) -> Plan:
     if experiment.plan is None:
         raise ValueError(f"experiment {experiment.id}: expected a plan, found none: it is no A/B test")
     return experiment.plan
-
-
-def _fields(settings: Experiment, collect: Collect) -> dict[str, object]:
-    settings = unplanned(settings)
-    names = [name for name in Plan.model_fields if name not in (*OWN, *OF_COLLECT)]
-    of_collect = {name: getattr(collect, name) for name in OF_COLLECT}
-    return {"rules": RULES, "known_user_days": KNOWN_DAYS} | {name: getattr(settings, name) for name in names} | of_collect
 
 
 def unplanned(settings: Experiment) -> Experiment:

@@ -27,7 +27,7 @@ from scipy.stats import binom
 from infra import settings as configuration
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Design
-from infra.settings.schema import Collect, Experiment, Margins
+from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.traffic import DAY, Traffic, divide, recent
 from tasks.experiments.planning.plan import make_plan, unplanned
@@ -44,6 +44,8 @@ DIVISIONS = 20
 """Random divisions from which errors are estimated."""
 DRAWS = 2000
 """Draws of the estimates from which a chance is counted."""
+MAX_DAYS, FAST_DAYS = 28, 2
+"""Longest test that is chosen in the mode superiority, and in the mode non_inferiority."""
 HOPELESS = 0.5
 """Smallest gain, as a share, beyond which no test is worth its time."""
 HARMLESS = 0.001
@@ -252,7 +254,7 @@ def _durations(settings: Experiment) -> list[float]:
     if settings.max_seconds:
         return [settings.max_seconds / DAY]
     period = {"days": 1, "weeks": 7}[settings.whole]
-    most = settings.fast_days if settings.mode == "non_inferiority" else settings.max_days
+    most = FAST_DAYS if settings.mode == "non_inferiority" else MAX_DAYS
     return [float(days) for days in range(period, max(most, period) + 1, period)]
 
 
@@ -274,7 +276,7 @@ def _chosen(
             "min_requests": settings.min_requests
             if settings.planned_requests
             else min(settings.min_requests, max(int(expected / 4), 1)),
-            "margins": Margins.model_validate(settings.margins.model_dump() | {name: _round_up(m) for name, m in wider.items()}),
+            "margins": {**settings.margins, **{name: _round_up(margin) for name, margin in wider.items()}},
         }
     )
     harmless = chance(traffic, plan, errors, days, 0.0, margins, traffic.users)

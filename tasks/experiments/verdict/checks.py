@@ -1,6 +1,6 @@
 """Quality checks of a test, before any verdict: whether the arms can be compared at all.
 
-A check fails if its difference is sure at the level `experiment.srm_alpha`, for all looks together. A failed check says nothing
+A check fails if its difference is sure at the level `srm_alpha` of the plan, for all looks together. A failed check says nothing
 about the challenger.
 """
 

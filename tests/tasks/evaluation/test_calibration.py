@@ -56,7 +56,7 @@ def test_a_judge_that_sees_the_difference_counts_and_one_that_guesses_does_not()
     draw = np.random.default_rng(0)
     guesses = calibrate(FixedJudge(lambda _: Scored(float(draw.random()))), PLACES, 60, 0.8)
     assert not guesses.counts and guesses.low is not None and guesses.low < 0.6
-    assert "evaluate.judge.min_auc asks for 0.8" in guesses.reason
+    assert "a judge that counts has 0.8 or more" in guesses.reason
     same = calibrate(FixedJudge(lambda _: Scored(10.0)), PLACES, 60, 0.8)
     assert (same.auc, same.counts) == (0.5, False)
 

@@ -19,7 +19,7 @@ from tests.tasks.evaluation.fake_models import FixedText
 from tests.tasks.evaluation.made_scores import CALIBRATION, PLACES, SET, scored_models, scores
 from tests.tasks.made import MemoryStore
 
-SETTINGS = Settings(evaluate=Evaluate(max_judge_failures=0.1))
+SETTINGS = Settings()
 
 
 def calibrated(scored: ScoredModels, **fields: object) -> ScoredModels:
@@ -35,7 +35,7 @@ def test_the_record_holds_every_number_margin_and_reason(tmp_path: Path, monkeyp
     stored = store.get_json("cycles/cycle-000001/evaluation.json")
     assert (stored["verdict"], stored["passed"], stored["judge"]) == ("passed", True, "reference")
     assert {"guardrail", "margin", "low", "high", "difference", "verdict", "reason"} <= stored["findings"][0].keys()
-    assert stored["gate"]["margins"]["exact"] == SETTINGS.evaluate.gate.margins.exact
+    assert stored["gate"]["margins"]["exact"] == SETTINGS.evaluate.gate.margins["exact"]
     assert stored["calibration"]["auc"] == 1.0
     assert len(stored["positions"]) == len(stored["champion_positions"]) == PLACES
     assert stored["candidate"]["exact"] == result.champion["exact"]

@@ -8,7 +8,8 @@ import pytest
 
 from evals.studies.gate import rates
 from evals.studies.gate.plants import worsened
-from infra.settings.schema import Gate, GateMargins
+from infra.settings.evaluation import MARGINS, UNSET
+from infra.settings.schema import Gate
 from tasks.evaluation.gate.guardrails import GUARDRAILS, checks_of, column_of
 from tasks.evaluation.gate.measures import BY_NAME
 from tasks.evaluation.gate.values import Places, Values
@@ -33,7 +34,7 @@ def failed(result: GateResult) -> set[str]:
 def test_the_champion_itself_passes_with_every_number_and_reason() -> None:
     result = verdict(scores())
     assert (result.verdict, failed(result)) == ("passed", set())
-    assert {f.guardrail for f in result.findings} == set(GateMargins.model_fields) - {"slices", "drift", "silent", "passed"}
+    assert {f.guardrail for f in result.findings} == set(MARGINS) - {"slices", "drift", "silent", "passed"}
     assert {f.slice for f in result.findings} == {"", "language: py", "language: go"}
     unset = [f"{name}: evaluate.gate.margins.{name} is not set" for name in ("silent", "drift")]
     assert result.left_out == ("passed: known at 0 of 240 places, a verdict needs 60", *unset)
@@ -101,7 +102,7 @@ def test_small_languages_count_together_and_a_slice_may_have_its_own_margin() ->
     wide = SETTINGS.model_copy(update={"slice_margins": {together: 0.9}})
     assert gate_candidate(worse, champion, wide).verdict == "passed"
     slices = {f.slice: f.margin for f in gate_candidate(champion, champion, wide).findings if f.slice}
-    assert slices == {"language: py": SETTINGS.margins.slices, together: 0.9}
+    assert slices == {"language: py": SETTINGS.margins["slices"], together: 0.9}
 
 
 def test_a_project_in_few_files_has_no_vote_of_its_own() -> None:
@@ -167,7 +168,7 @@ def test_too_few_places_and_unknown_values_are_undecided() -> None:
     assert result.verdict == "undecided" and "judged: 0 places in 0 files are too few" in result.reason
     ignored = verdict(unscored, judge_counts=False)
     assert ignored.verdict == "passed" and "judged: the judge's scores do not count" in ignored.left_out
-    wanted = Gate(min_places=200, margins=GateMargins(drift=0.5))
+    wanted = Gate(min_places=200, margins={"drift": 0.5})
     assert verdict(scores(), wanted).verdict == "undecided", "a guardrail that is set and not computed does not pass"
     drifted = [replace(s, drift=0.6 + 0.01 * (i % 7)) for i, s in enumerate(scores())]
     still = [replace(s, drift=0.0) for s in scores()]
@@ -191,7 +192,7 @@ def test_a_loss_of_one_margin_is_planted_as_large_as_it_says() -> None:
     rows = [measured_as(s, passed=float(i % 2)) for i, s in enumerate(scores() * 10)]
     champion, places = Values.of(rows), Places.of(rows)
     checks = checks_of(champion, champion, places, SETTINGS).checks
-    assert {check.guardrail.name for check in checks} == set(GateMargins.model_fields) - {"slices", "drift", "silent"}
+    assert {check.guardrail.name for check in checks} == set(MARGINS) - {"slices", "drift", "silent"}
     for check in checks:
         if check.slice:
             continue
@@ -204,7 +205,7 @@ def test_a_loss_of_one_margin_is_planted_as_large_as_it_says() -> None:
 
 
 def test_every_guardrail_has_a_margin() -> None:
-    assert {g.name for g in GUARDRAILS} == set(GateMargins.model_fields) - {"slices"}
+    assert {g.name for g in GUARDRAILS} == {*MARGINS, *UNSET} - {"slices"}
 
 
 def test_a_language_without_a_grammar_is_counted_and_not_checked() -> None:
@@ -224,7 +225,7 @@ def quiet(count: int, loud: int) -> list[PositionScore]:
 
 
 def test_silence_is_measured_where_nothing_should_be_written_and_nothing_else_is() -> None:
-    margins = GateMargins(silent=0.2)
+    margins = {**MARGINS, "silent": 0.2}
     settings = SETTINGS.model_copy(update={"margins": margins, "min_slice_places": 40})
     same = gate_candidate(scores() + quiet(80, 4), scores() + quiet(80, 4), settings)
     assert same.verdict == "passed" and {f.places for f in same.findings if f.guardrail == "exact"} == {PLACES}

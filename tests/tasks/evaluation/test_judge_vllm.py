@@ -56,7 +56,7 @@ def judge_of(url: str, tmp_path: Path, **fields: object) -> Judge:
 
 async def test_calibration_and_judgements_run_and_a_judge_that_cannot_tell_has_no_vote(url: str, tmp_path: Path) -> None:
     settings, places = judge_of(url, tmp_path), held_out_positions(120, 1)
-    found = calibrate(build(settings), places, settings.calibration_places, settings.min_auc)
+    found = calibrate(build(settings), places, settings.calibration_places)
     assert (found.judge, found.places + found.failures) == ("plain", 120)
     assert found.failures <= 12, f"{found}: guided decoding gives a score"
     assert found.auc is not None and found.low is not None and found.high is not None

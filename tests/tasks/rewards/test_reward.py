@@ -14,22 +14,22 @@ from tasks.rewards.reward import LEAST_OF_A_LANGUAGE, advantages, group_advantag
 from tests.tasks.made import sample
 from tests.tasks.rows import sample_frame
 
-SETTINGS = Reward(accepted=0.75, per_character=0.01, max_characters=20, rejected=-0.25, nothing=-0.05)
+SETTINGS = Reward(accepted=0.75, rejected=-0.25, nothing=-0.05)
 
 
 @pytest.mark.parametrize(
     ("fields", "reward"),
     [
-        ({"accepted_characters": 8}, 0.83),
-        ({"shown_characters": 50, "accepted_characters": 50}, 0.95),
+        ({"accepted_characters": 8}, 0.75),
+        ({"shown_characters": 50, "accepted_characters": 50}, 0.75),
         ({"outcome": "rejected", "accepted_characters": 0}, -0.25),
         ({"outcome": "nothing", "shown_characters": 0, "accepted_characters": 0}, -0.05),
-        ({"outcome": "partially_accepted", "accepted_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25 + 0.02),
+        ({"outcome": "partially_accepted", "accepted_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25),
         # Of an accept counts what is kept: a quarter of it, nothing of it.
-        ({"accepted_characters": 8, "kept_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25 + 0.02),
+        ({"accepted_characters": 8, "kept_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25),
         ({"accepted_characters": 8, "kept_characters": 0}, -0.25),
-        ({"accepted_characters": 8, "kept_characters": 8}, 0.83),
-        ({"outcome": "partially_accepted", "accepted_characters": 2, "kept_characters": 8}, 0.25 * 0.75 - 0.75 * 0.25 + 0.02),
+        ({"accepted_characters": 8, "kept_characters": 8}, 0.75),
+        ({"outcome": "partially_accepted", "accepted_characters": 2, "kept_characters": 8}, 0.25 * 0.75 - 0.75 * 0.25),
         # A rejection of what was then typed costs nothing.
         ({"outcome": "rejected", "accepted_characters": 0, "kept_characters": 8}, 0.0),
         ({"outcome": "rejected", "accepted_characters": 0, "kept_characters": 2}, -0.25 * 0.75),
@@ -180,7 +180,7 @@ def test_advantages_are_centred_keep_the_order_and_have_unit_spread(rows: list[t
 
 def test_samples_get_reward_and_advantage() -> None:
     frame = with_advantages(sample_frame([sample("1"), sample("2", outcome="rejected", accepted_characters=0)]), SETTINGS)
-    assert frame["reward"].to_list() == pytest.approx([0.83, -0.25])
+    assert frame["reward"].to_list() == pytest.approx([0.75, -0.25])
     assert frame["advantage"].to_list() == pytest.approx([1.0, -1.0])
 
 
