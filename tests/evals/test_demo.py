@@ -46,8 +46,8 @@ def test_a_rate_and_its_interval_equal_a_calculation_by_hand() -> None:
 
 def test_differences_between_users_cancel_in_the_paired_difference() -> None:
     # Rates vary between users, but each user gains exactly 0.1: the rates have variance, the difference has none.
-    before, requests = np.array([0.0, 40.0, 80.0]), np.array([100.0, 100.0, 100.0])
-    result = comparison.compare((before, requests), (before + 10, requests))
+    before, requests = [0.0, 40.0, 80.0], [100.0, 100.0, 100.0]
+    result = comparison.compare((before, requests), ([count + 10 for count in before], requests))
     assert result.difference.estimate == pytest.approx(0.1)
     assert result.difference.high - result.difference.low == pytest.approx(0, abs=1e-12)
     assert result.base.high - result.base.low > 0.5
@@ -59,8 +59,8 @@ def test_intervals_of_paired_differences_cover_the_true_difference() -> None:
     for _ in range(400):
         user_rate = rng.beta(2, 8, size=60)[:, None]
         base, champion = rng.random((60, 20)) < user_rate, rng.random((60, 20)) < user_rate + 0.05
-        n = np.full(60, 20.0)
-        difference = comparison.compare((base.sum(1), n), (champion.sum(1), n)).difference
+        n = [20.0] * 60
+        difference = comparison.compare((base.sum(1).tolist(), n), (champion.sum(1).tolist(), n)).difference
         covered += difference.low <= 0.05 <= difference.high
     assert 0.92 <= covered / 400 <= 0.98
 

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -200,7 +201,7 @@ def test_what_became_of_a_place_is_what_later_requests_show(quirky_run):
     assert all(
         d.shown in d.settled.text[: 6 + len(d.shown)] for d in decisions if d.settled.kind == "accepted"
     )  # typed on before
-    last = {}
+    last: dict[Any, str] = {}
     for earlier in decisions:
         tail = earlier.prefix[-60:]
         for later in decisions:

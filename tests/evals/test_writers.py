@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -65,7 +66,7 @@ class Asked:
     def __init__(self, session: Session, reply, quirks: Quirks = BUSY, seed: int = 0) -> None:
         self.session, self.draft = session, session.draft()
         self.pauses: list[tuple[Pause, str]] = []
-        self.settled = []
+        self.settled: list[tuple[Pause, Any]] = []
         writer = Writer(session, self.draft, quirks, ("test", seed), lambda pause, truth: self.settled.append((pause, truth)))
         steps, reaction = writer.steps(), None
         try:
@@ -291,7 +292,8 @@ def test_in_a_pass_every_live_hole_is_written_from_the_top_and_those_for_later_n
 
 
 def test_a_draft_as_planned_is_what_the_earlier_sessions_leave():
-    schedule, drafts = Schedule(20, 1, CODE, BUSY), {}
+    schedule = Schedule(20, 1, CODE, BUSY)
+    drafts: dict[str, Any] = {}
     for number in range(120):
         session = schedule.session(number)
         if session.round:

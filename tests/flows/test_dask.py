@@ -135,7 +135,7 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(ROOT)
     (cluster.folder / "joined").unlink(missing_ok=True)
-    flow = load_flow_from_entrypoint("flows/cycle.py:cycle")
+    flow: Any = load_flow_from_entrypoint("flows/cycle.py:cycle")
 
     def run(scheduler: str) -> Collected:
         monkeypatch.setenv("TABLOOP_ORCHESTRATION__DASK_SCHEDULER", scheduler)

@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 from fastapi import FastAPI
@@ -14,7 +15,7 @@ from serving.gateway.server import Server, make_server
 
 
 @contextlib.asynccontextmanager
-async def aiohttp_app(app: web.Application, **options: object) -> AsyncIterator[str]:
+async def aiohttp_app(app: web.Application, **options: Any) -> AsyncIterator[str]:
     """Run an aiohttp app and yield its address."""
     runner = web.AppRunner(app, shutdown_timeout=0.1, **options)
     await runner.setup()

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.model.batches import Batch, BatchResult
 from infra.model.fim import SPECIAL_TOKENS, Renderer
-from infra.records import Completion, Decision, ExperimentRecord, Feedback
+from infra.records import Decision, ExperimentRecord
+from infra.records.base import Arm
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept
 from infra.registry.client import ANCHOR_TAG, EXPERIMENT_TAG, LOOK_TAG, WATCH_TAG, Registry
@@ -27,7 +28,7 @@ from infra.storage.store import AlreadyExists, ObjectStore, from_parquet
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead
-from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
+from serving.engine.protocol import Delta, EngineRequest, Finish, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.unauthenticated import Unauthenticated
 from serving.engine.version_cache import Download, VersionCache
 from serving.gateway.browsers import accepted_hosts
@@ -132,7 +133,8 @@ class FakeEngine:
             yield self.url
 
     @web.middleware
-    async def _add_connection(self, http: web.Request, handler: object) -> web.StreamResponse:
+    async def _add_connection(self, http: web.Request, handler: Any) -> web.StreamResponse:
+        assert http.transport
         self._connections.add(http.transport)
         return await handler(http)
 
@@ -153,7 +155,7 @@ class FakeEngine:
                     await asyncio.sleep(3600)
                 last = index == len(tokens) - 1
                 spans = ((self.version, 0, len(tokens)),) if last else ()
-                finish = None if not last else "stop" if token in request.stop_token_ids else "length"
+                finish: Finish | None = None if not last else "stop" if token in request.stop_token_ids else "length"
                 yield Delta([token], [self.logprob], self.version, finish, spans)
                 await asyncio.sleep(self.delay)
         except asyncio.CancelledError:
@@ -226,7 +228,7 @@ class MemoryStore(ObjectStore):
             raise ConnectionError("the store is away")
         return iter(sorted(key for key in self.objects if key.startswith(prefix)))
 
-    def shipped(self, kind: str) -> list[Completion | Feedback]:
+    def shipped(self, kind: str) -> list[Any]:
         """Return the shipped events in the order of their keys."""
         return [row for key in self.keys(f"events/{kind}/") for row in from_parquet(self.objects[key], KINDS[kind])]
 
@@ -314,7 +316,7 @@ class House:
         spool_bytes: int = 1 << 30,
         withhold_below: float = 0.0,
         challenger: Sampling | None = None,
-        settings: dict[str, object] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.directory = directory
         self.tokenizer = tokenizer
@@ -326,7 +328,7 @@ class House:
         """The status page's clock in seconds."""
         self.spool_bytes = spool_bytes
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
-        self.sampling = {"champion": champion, "challenger": challenger or champion}
+        self.sampling: dict[Arm, Sampling] = {"champion": champion, "challenger": challenger or champion}
         tokens = {"token": EDITOR, "admin_token": ADMIN, "simulation_token": SIMULATION, "user_secret": "salt"}
         values = tokens | {"terms": {"experiments": True}, "name_users": True} | (settings or {})
         values["tokens"] = {"proxy": PROXY} | values.get("tokens", {})
@@ -356,7 +358,8 @@ class House:
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing)
         feedback = FeedbackService(access, self.recorder)
-        histories = [kind(self.store) for kind in (CycleHistory, MoveHistory, LookHistory, RequestHistory)]
+        store = self.store
+        histories = (CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
         data = StatusData(self.registry.client(), *histories, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         self.drain = drain = Drain(self.settings.drain)
@@ -406,9 +409,9 @@ class House:
     async def send_feedback(self, url: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
         return await self.client.post(self.urls[1] + url, json=body, headers=headers)
 
-    def rows(self, kind: str) -> list[Completion | Feedback]:
+    def rows(self, kind: str) -> list[Any]:
         """Return the events on the disk."""
-        rows: list[Completion | Feedback] = []
+        rows: list[Any] = []
         for path in sorted((self.spool.directory / kind).glob("*.jsonl")):
             events, unreadable = read_segment(path, KINDS[kind])
             assert not unreadable

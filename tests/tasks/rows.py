@@ -120,7 +120,7 @@ def batch(store: MemoryStore, collected: Collected) -> bytes:
 
 def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
     """Return samples as the frame that holds their fields without the tokens."""
-    finite = [[x if abs(x) < 1e300 else None for x in s.logprobs] for s in rows]
+    finite = [s.logprobs if all(abs(x) < 1e300 for x in s.logprobs) else [] for s in rows]
     return frame(rows, Sample).select(
         pl.exclude("completion_id", "prompt_token_ids", "token_ids", "logprobs", "settled_weight"),
         id="completion_id",
@@ -134,6 +134,6 @@ def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
         tokens=pl.col("token_ids").list.len(),
         logprobs=pl.col("logprobs").list.len(),
         # The ranges that `cut` of tasks/labels/attribution.py computes, written out.
-        logprob_lowest=pl.Series([-float("inf") if not f or None in f else min(f) for f in finite], dtype=pl.Float64),
-        logprob_highest=pl.Series([float("inf") if not f or None in f else max(f) for f in finite], dtype=pl.Float64),
+        logprob_lowest=pl.Series([-float("inf") if not f else min(f) for f in finite], dtype=pl.Float64),
+        logprob_highest=pl.Series([float("inf") if not f else max(f) for f in finite], dtype=pl.Float64),
     )

@@ -57,9 +57,11 @@ def door() -> Iterator[tuple[str, list[dict[bytes, bytes]]]]:
 
 @contextlib.contextmanager
 def listening() -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
-    handler = type("Handler", (Listener,), {"seen": []})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as port:
-        yield f"http://127.0.0.1:{port}", handler.seen
+    class Handler(Listener):
+        seen = []  # noqa: RUF012 - of this server alone
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}", Handler.seen
 
 
 def test_a_browser_logs_in_by_the_link_and_another_port_gets_nothing(door: tuple[str, Any], tmp_path: Path) -> None:

@@ -37,7 +37,15 @@ def tokenizer() -> Tokenizer:
 
 
 TOKENIZER = tokenizer()
-PREFIX_ID, SUFFIX_ID, MIDDLE_ID = (TOKENIZER.token_to_id(token) for token in (PREFIX, SUFFIX, MIDDLE))
+
+
+def id_of(token: str) -> int:
+    found = TOKENIZER.token_to_id(token)
+    assert found is not None
+    return found
+
+
+PREFIX_ID, SUFFIX_ID, MIDDLE_ID = map(id_of, (PREFIX, SUFFIX, MIDDLE))
 SPECIAL_IDS = {TOKENIZER.token_to_id(token) for token in SPECIAL_TOKENS}
 
 

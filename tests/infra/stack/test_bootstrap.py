@@ -56,7 +56,7 @@ def check_job(manifest: dict[str, Any], gpus: str) -> None:
 
 
 def deployment_of(variables: dict[str, str]) -> DeploymentResponse:
-    return DeploymentResponse(id=uuid.uuid4(), name="cycle", flow_id=uuid.uuid4(), job_variables=variables)
+    return DeploymentResponse(id=uuid.uuid4(), name="cycle", flow_id=uuid.uuid4(), job_variables=variables, labels={})
 
 
 @pytest.mark.parametrize(("variables", "gpus"), [({"gpus": "8"}, "8"), ({}, "0")])

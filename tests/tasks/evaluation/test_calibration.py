@@ -23,7 +23,8 @@ class FixedJudge:
     name = "fixed"
 
     def __init__(self, answer) -> None:
-        self.answer, self.asked = answer, []
+        self.answer = answer
+        self.asked: list[Item] = []
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
         self.asked += items
@@ -88,11 +89,17 @@ def test_a_text_is_judged_once_by_one_model_and_rubric() -> None:
 
 def test_an_evaluation_reads_and_keeps_a_bounded_number_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     store, judge = MemoryStore(), FixedJudge(lambda asked: Scored(float(len(asked.completion))))
-    cached, read = CachedJudge(judge, "model", store), []
+    cached = CachedJudge(judge, "model", store)
+    read: list[str] = []
     for number in range(30):  # places of other evaluations
         cached.score([item(number)])
     get = store.get_json
-    monkeypatch.setattr(store, "get_json", lambda key: read.append(key) or get(key))
+
+    def recorded(key):
+        read.append(key)
+        return get(key)
+
+    monkeypatch.setattr(store, "get_json", recorded)
     many = [replace(item(3), completion="x" * n) for n in range(100)]
     assert cached.score(many) == [Scored(float(n)) for n in range(100)]
     assert len(read) == 1, "of one place, one object is read"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +35,9 @@ class Endpoint:
     """Responds with the (status, body) that `rule(material, attempt)` returns."""
 
     def __init__(self, rule) -> None:
-        self.rule, self.attempts, self.requests = rule, Counter(), []
+        self.rule = rule
+        self.attempts: Counter[str] = Counter()
+        self.requests: list[Any] = []
         self.concurrent = self.max_concurrent = 0
         self.lock = threading.Lock()
 
@@ -91,7 +94,11 @@ def settings_at(url, timeout=5.0, **fields):
 
 
 def test_scores_are_in_the_order_of_the_items():
-    endpoint = Endpoint(lambda material, _: (time.sleep(0.2), (200, chat(len(material["completion"]))))[1])
+    def slow(material, _):
+        time.sleep(0.2)
+        return 200, chat(len(material["completion"]))
+
+    endpoint = Endpoint(slow)
     with endpoint.running() as url:
         judge = judge_at(url)
         assert judge.score([item("x" * n, n) for n in range(11)]) == [Scored(float(n)) for n in range(11)]
@@ -135,7 +142,12 @@ def test_transient_failures_are_retried():
         assert judge_at(url).score([item()]) == [Scored(7.0)]
 
 
-@pytest.mark.parametrize("slow", [lambda *_: (time.sleep(3.0), (200, chat(5)))[1], lambda *_: (200, [b" "] * 30)])
+def after_three_seconds(*_):
+    time.sleep(3.0)
+    return 200, chat(5)
+
+
+@pytest.mark.parametrize("slow", [after_three_seconds, lambda *_: (200, [b" "] * 30)])
 @pytest.mark.timing(reason="a deadline of 0.3 s must end within 2 s")
 def test_the_deadline_bounds_all_attempts_of_a_judgement(slow):
     with Endpoint(slow).running() as url:

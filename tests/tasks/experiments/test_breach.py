@@ -57,7 +57,7 @@ def test_failures_within_the_margin_are_no_breach_and_equal_arms_are_none_at_any
                 {f"{s}{i}": {**user(10 * look), "failed": failed[n, i], "ttft_p50": slow[n, i]} for i in range(40)}
                 for n, s in enumerate("ab")
             ]
-            if breach(PLAN, arm_totals(*sides)):
+            if breach(PLAN, arm_totals(sides[0], sides[1])):
                 ended += 1
                 break
     assert ended <= 200 * PLAN.breach_alpha

@@ -165,7 +165,7 @@ def test_repeated_evaluation_promotes_equal_arms_no_more_often_than_alpha() -> N
                 {f"{s}{i}": user(10 * look, float(a), shown=9 * look) for i, a in enumerate(part)}
                 for s, part in zip("ab", (accepted[:60], accepted[60:]), strict=True)
             ]
-            if (result := verdict(*sides, settings=settings).verdict) != "undecided":
+            if (result := verdict(sides[0], sides[1], settings=settings).verdict) != "undecided":
                 break
         promoted += result == "promote"
         assert result in ("promote", "reject")
@@ -230,7 +230,7 @@ def test_a_crossover_compares_users_with_themselves() -> None:
     accepted = [rng.binomial(120, taste * gain) for gain in (1.0, 1.3)]
     sides = [{f"u{i}": user(120, float(a)) for i, a in enumerate(arm)} for arm in accepted]
     crossover = changed(design="crossover", tolerated_users=0, planned_requests=3600)
-    result = verdict(*sides, settings=crossover)
+    result = verdict(sides[0], sides[1], settings=crossover)
     assert result.verdict == "promote", result.reason
     half = np.arange(30) % 2 == 1
     apart = np.where(half, accepted[1], accepted[0]).astype(float)

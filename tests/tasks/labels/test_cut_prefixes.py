@@ -1,5 +1,7 @@
 """Serving keeps only the text near the cursor; the join finds the same completions as with all of it."""
 
+from typing import TypeVar
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -20,12 +22,17 @@ EDGE = KEPT_CHARACTERS + CUT_STEP
 
 
 def labels(rows: list[Completion], events: list[Feedback]) -> pl.DataFrame:
-    frames = [pl.DataFrame([row.model_dump() for row in of_kind], infer_schema_length=None) for of_kind in (rows, events)]
-    joined, orphans = join(*frames, 600.0)
+    requests, feedbacks = (
+        pl.DataFrame([row.model_dump() for row in of_kind], infer_schema_length=None) for of_kind in (rows, events)
+    )
+    joined, orphans = join(requests, feedbacks, 600.0)
     return joined.select("id", "outcome", "extent", "shown_characters", "accepted_characters", orphans=pl.lit(orphans))
 
 
-def kept(row: Completion | Feedback, redactor: Redactor | None = None) -> Completion | Feedback:
+Event = TypeVar("Event", Completion, Feedback)
+
+
+def kept(row: Event, redactor: Redactor | None = None) -> Event:
     """Return the event as serving writes it."""
     texts = Kept().cut(texts_of(row))
     return with_texts(row, texts.within_margins(), redactor.redact(texts) if redactor else texts.within_margins())

@@ -125,7 +125,7 @@ def test_a_changed_line_above_the_cursor_is_told_from_a_place_out_of_sight() -> 
 
 
 def test_a_short_prefix_needs_the_same_file() -> None:
-    later = {"prefix": "x = 1\n    return result + value\n\n", "suffix": ""}
+    later: dict[str, Any] = {"prefix": "x = 1\n    return result + value\n\n", "suffix": ""}
     assert text_of(asked(prefix="x = "), behind(**later))[2] == "short_prefix"
     assert text_of(asked(prefix="x = ", file="f"), behind(**later))[2] == "not_shown"
     assert text_of(asked(prefix="x = ", file="f"), behind(**later, file="f")) == ("1", True, "")
@@ -459,7 +459,7 @@ def joined(served: list[Completion], told: list[Feedback], seed: int, objects: i
         parts = [[r for i, r in enumerate(every) if (i * 7 + seed) % objects == number] for every in (served, told)]
         for part in parts:
             draw.shuffle(part)
-        rows.put(store, *parts, name=f"{number}")
+        rows.put(store, parts[0], parts[1], name=f"{number}")
     if seed % 2:
         rows.put(store, served[: seed % 3], told[: seed % 3], name="again")
     window = Window(NOW - HOUR, NOW + 9 * HOUR, NOW - HOUR, {})

@@ -175,7 +175,7 @@ def test_acceptance_by_version_and_project_has_an_interval_over_users() -> None:
     # With a second user in a project, that project has a row of its own.
     more = served("g", user="four", project="q")
     classified = account(
-        [*first, *more], [*events[:6], told(*more, "rejected", project="q")], limits=LIMITS, until=NOW + 1000
+        [*first, *more], [*events[:6], told(more[0], "rejected", project="q")], limits=LIMITS, until=NOW + 1000
     ).classified
     rows = {(row.project, row.version): (row.acceptance.rate, row.acceptance.n) for row in measures.served(classified)}
     assert rows == {("", "1"): (pytest.approx(2 / 7), 7), ("q", "1"): (pytest.approx(1 / 5), 5)}

@@ -78,7 +78,7 @@ def store_events(completions: Sequence[Completion], events: Sequence[Feedback], 
         ]
         for part in parts:
             rng.shuffle(part)
-        rows.put(store, *parts, name=f"{number}")
+        rows.put(store, parts[0], parts[1], name=f"{number}")
     return store
 
 

@@ -73,11 +73,11 @@ class Batch:
     def tokens(self, user: str) -> float:
         """The share of a user in the weighted tokens of settled text, as the cross-entropy sums them."""
         weighted = self.samples.with_columns(of=pl.col("settled_token_ids").list.len() * pl.col("settled_weight"))
-        return weighted.filter(user=user)["of"].sum() / weighted["of"].sum()
+        return float(weighted.filter(user=user)["of"].sum()) / float(weighted["of"].sum())
 
     def advantages(self, user: str) -> float:
         """The share of a user in the absolute advantages."""
-        return self.samples.filter(user=user)["advantage"].abs().sum() / self.samples["advantage"].abs().sum()
+        return float(self.samples.filter(user=user)["advantage"].abs().sum()) / float(self.samples["advantage"].abs().sum())
 
 
 def batch(write: Write, settings: Collect = SETTINGS, team: Write = code) -> Batch:
@@ -110,9 +110,9 @@ def test_without_the_caps_noise_would_have_most_of_the_batch() -> None:
 def test_short_noise_is_capped_by_what_is_trained_on_and_not_by_its_characters() -> None:
     found = batch(noise, team=method)
     written = found.samples.with_columns(characters=pl.col("settled").str.len_chars())
-    assert written.filter(user="hostile")["characters"].sum() < SHARE / 2 * written["characters"].sum()
+    assert written.filter(user="hostile")["characters"].sum() < SHARE / 2 * float(written["characters"].sum())
     uncapped = written.with_columns(tokens=pl.col("settled_token_ids").list.len())
-    assert uncapped.filter(user="hostile")["tokens"].sum() > 2 * SHARE * uncapped["tokens"].sum()
+    assert uncapped.filter(user="hostile")["tokens"].sum() > 2 * SHARE * float(uncapped["tokens"].sum())
     assert found.tokens("hostile") <= SHARE * (1 + 1e-6)
 
 

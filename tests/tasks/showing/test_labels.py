@@ -1,5 +1,7 @@
 """The labels of the estimate: what was kept of completions up to each token."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,7 +63,7 @@ def found(served: list[Completion], told: list[Feedback]) -> dict[str, LabelledC
 
 
 def test_settled_text_labels_what_was_shown_and_what_was_held_back() -> None:
-    shown = {"text": "foo(", "held_back": "bar)", "token_ends": (1, 2, 3, 4, 5, 6, 7, 8), "level": "eager", "chance": 0.7}
+    shown: dict[str, Any] = {"text": "foo(", "held_back": "bar)", "token_ends": range(1, 9), "level": "eager", "chance": 0.7}
     served = asked(**shown, token_ids=range(8), logprobs=[-0.5] * 8, finish_reason="length", user_acceptance=0.3)
     (row,) = found([served, behind(text="foo(baz)")], []).values()
     assert row.kept.tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
@@ -69,7 +71,7 @@ def test_settled_text_labels_what_was_shown_and_what_was_held_back() -> None:
 
 
 def test_nothing_shown_has_labels_too_and_was_not_decided_on_a_beginning() -> None:
-    fields = {"text": "", "held_back": "foo(bar)", "token_ends": range(1, 9), "withheld": True, "chance": 0.01}
+    fields: dict[str, Any] = {"text": "", "held_back": "foo(bar)", "token_ends": range(1, 9), "withheld": True, "chance": 0.01}
     served = asked(**fields, token_ids=range(8), logprobs=[-0.5] * 8)
     (row,) = found([served, behind()], []).values()
     assert row.kept.tolist() == [1] * 8 and row.decided is None
@@ -93,5 +95,6 @@ def test_without_settled_text_only_what_was_shown_has_a_label(fields: dict[str, 
 
 def test_a_completion_of_mixed_weights_or_without_log_probabilities_has_no_label() -> None:
     assert found([asked(mixed=True), behind()], []) == {}
-    unknown = {"behaviour_logprobs": "unknown", "token_ids": (), "logprobs": (), "token_ends": (), "prompt_token_ids": (1,)}
+    empty: dict[str, Any] = {"token_ids": (), "logprobs": (), "token_ends": (), "prompt_token_ids": (1,)}
+    unknown = {"behaviour_logprobs": "unknown", **empty}
     assert found([asked(**unknown), behind()], []) == {}

@@ -140,7 +140,8 @@ def test_the_order_of_users_changes_nothing_and_arms_that_change_places_change_t
         counted, requests = (np.minimum(y, first), np.minimum(z, second)), (first, second)
         if crossover:
             step = -1 if swapped else 1
-            return difference(within_user(counted[::step], requests[::step]), 0.05, 500)
+            (y_first, y_second), (z_first, z_second) = counted[::step], requests[::step]
+            return difference(within_user((y_first, y_second), (z_first, z_second)), 0.05, 500)
         treated = first + y > second + z
         return difference(compared(~treated if swapped else treated, counted[0], first, counted[1], second), 0.05, 500)
 

@@ -84,7 +84,8 @@ def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new()
     class CountingStore(MemoryStore):
         def __init__(self) -> None:
             super().__init__()
-            self.objects, self.opened = store.objects, []
+            self.objects = store.objects
+            self.opened: list[str] = []
 
         def get(self, key: str) -> bytes:
             self.opened.append(key)

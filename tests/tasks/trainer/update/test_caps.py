@@ -1,7 +1,7 @@
 """No user has more than the cap of the settled text's weight, whatever the probabilities do during the update."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -40,11 +40,16 @@ def weight_of(rows: list[Sample], logprobs: dict[int, list[float]], ceilings: di
     weights = torch.tensor([rows[i].settled_weight for i in logprobs for _ in logprobs[i]], dtype=torch.float64)
     bounds = torch.tensor([ceilings[i] for i in logprobs], dtype=torch.float64)
     settled_loss(torch.cat(losses), weights, [len(part) for part in losses], options, bounds).loss.backward()
-    return {i: part.grad.sum().item() for i, part in zip(logprobs, losses, strict=True)}
+    return {i: gradient_of(part).sum().item() for i, part in zip(logprobs, losses, strict=True)}
 
 
-def by(rows: list[Sample], weights: dict[int, float], name: str) -> Counter[str]:
-    totals: Counter[str] = Counter()
+def gradient_of(part: torch.Tensor) -> torch.Tensor:
+    assert part.grad is not None
+    return part.grad
+
+
+def by(rows: list[Sample], weights: dict[int, float], name: str) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
     for i, weight in weights.items():
         totals[getattr(rows[i], name)] += weight
     return totals

@@ -124,6 +124,7 @@ def test_a_token_of_probability_zero_leaves_the_gradient_finite():
     logits = torch.tensor([[0.0, -1e4]], requires_grad=True)
     _, entropy = LogprobAndEntropy.apply(logits, torch.tensor([0]), None)
     entropy.sum().backward()
+    assert logits.grad is not None
     assert logits.grad.tolist() == [[0, 0]]
 
 
@@ -150,4 +151,5 @@ def test_beginnings_have_their_share_of_a_rows_loss() -> None:
         parts = (1 - (-q * row.cumsum(0)).exp()) / q
         (w[0] * ((1 - share) * parts[-1] + share * parts.mean())).backward()
     torch.testing.assert_close(losses.grad, other.grad)
+    assert losses.grad is not None
     assert losses.grad[3] > losses.grad[4] > losses.grad[5], "the first token is part of every beginning"
