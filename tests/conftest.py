@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.storage.store import ObjectStore
 from tests import stack as stack_
-from tests.marks import rerun_timing_tests
+from tests.marks import let_stack_tests_warn, rerun_timing_tests
 from tests.stack import Stack, free_ports
 
 settings.register_profile("tabloop", deadline=None)  # under other load on the machine, an example would exceed it
@@ -78,6 +78,7 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest groups first, and let tests that depend on the machine's load run once more."""
     rerun_timing_tests(items)
+    let_stack_tests_warn(items)
     for item in items:
         if "storage" in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != "stack":
             raise pytest.UsageError(f"{item.nodeid} uses the session's stack: name its file in SHARED (tests/conftest.py)")

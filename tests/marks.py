@@ -1,4 +1,4 @@
-"""The mark `timing`: the one reason for which a failed test runs again."""
+"""What marks change: a test that depends on timing runs again, and one with the stack may warn."""
 
 from collections.abc import Iterable
 
@@ -19,3 +19,13 @@ def rerun_timing_tests(items: Iterable[pytest.Item]) -> None:
                     f'{item.nodeid}: expected @pytest.mark.timing(reason="..."), got {mark.args} {mark.kwargs}'
                 )
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def let_stack_tests_warn(items: Iterable[pytest.Item]) -> None:
+    """Print warnings of tests with the mark `stack`, instead of failing them.
+
+    Prefect, vLLM and torch run in their processes, with warnings that depend on the machine and on the order of imports.
+    """
+    for item in items:
+        if item.get_closest_marker("stack"):
+            item.add_marker(pytest.mark.filterwarnings("default"))

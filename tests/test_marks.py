@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+
+import pytest
 
 from infra.settings import ROOT
 
@@ -47,3 +50,8 @@ def test_a_mark_without_a_reason_is_refused(tmp_path: Path) -> None:
     for mark in ("@pytest.mark.timing", '@pytest.mark.timing(reason=" ")', '@pytest.mark.timing("a deadline")'):
         code, output = pytest_on(tmp_path, mark)
         assert code == 4 and "test_fails_once: expected @pytest.mark.timing(reason=" in output
+
+
+def test_a_warning_fails_a_test_without_the_stack() -> None:
+    with pytest.raises(UserWarning, match="of this test"):
+        warnings.warn("of this test", stacklevel=1)
