@@ -43,7 +43,7 @@ def test_a_test_marked_with_a_reason_runs_once_more(tmp_path: Path) -> None:
 
 def test_a_test_without_the_mark_fails_at_once(tmp_path: Path) -> None:
     code, output = pytest_on(tmp_path, "")
-    assert code == 1 and "1 failed" in output and "rerun" not in output
+    assert code == 1 and "1 failed" in output and "1 rerun" not in output
 
 
 def test_a_mark_without_a_reason_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ async def fastapi_apps(apps: Sequence[FastAPI], connections: Connections) -> Asy
             listener = listeners.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             server = make_server(app, connections)
-            server.main_loop, server.shutdown = partial(_main_loop, server, ended), partial(_shutdown, server)
+            setattr(server, "main_loop", partial(_main_loop, server, ended))  # noqa: B010 - a method
+            setattr(server, "shutdown", partial(_shutdown, server))  # noqa: B010 - a method
             tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
             while not server.started:
                 await asyncio.sleep(0.005)

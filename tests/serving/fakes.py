@@ -7,7 +7,7 @@ import json
 import os
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class FakeEngine:
     def fatal_error(self) -> str:
         return "" if self.up else "dead"
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         if not self.up:
             raise EngineDead("dead")
         self.requests.append(request)
@@ -162,7 +162,7 @@ class FakeEngine:
             self.aborted += 1
             raise
 
-    async def batch(self, batch: Batch) -> AsyncIterator[BatchResult]:
+    async def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
         """Answer the last prompt first: with its draw and the reply, or with a log-probability of -1 for each scored token."""
         self.batches.append(batch)
         for row in reversed(range(len(batch.prompts))):

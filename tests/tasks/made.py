@@ -194,7 +194,7 @@ class MemoryRegistry:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/api/2.0/mlflow/")
-        parameters = json.loads(request.content) if request.content else dict(request.url.params)
+        parameters: dict[str, Any] = json.loads(request.content) if request.content else dict(request.url.params)
         if request.method != "GET":
             if not self.writes_left:
                 raise Killed

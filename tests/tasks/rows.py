@@ -10,7 +10,7 @@ from infra.records import Completion, Feedback, Record, Sample
 from infra.registry.lineage import Lineage
 from infra.settings.schema import Collect, Hindsight
 from infra.storage.events.tables import schema
-from infra.storage.store import from_parquet
+from infra.storage.store import ObjectStore, from_parquet
 from tasks.labels import attribution as joining
 from tasks.labels import samples, users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
@@ -113,7 +113,7 @@ def account_with_samples(
     return accounting, from_parquet(samples.parquet(samples.tables(store, plan.partitions, accounting.samples)), Sample)
 
 
-def batch(store: MemoryStore, collected: Collected) -> bytes:
+def batch(store: ObjectStore, collected: Collected) -> bytes:
     """Return the samples of a cycle as Parquet, without rewards."""
     return samples.parquet(samples.tables(store, collected.plan.partitions, collected.accounting.samples))
 

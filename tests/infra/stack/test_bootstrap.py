@@ -106,7 +106,7 @@ def test_a_kubernetes_pool_without_a_job_configuration_is_refused() -> None:
 @pytest.fixture(scope="module")
 def empty(orchestrated: Stack) -> Iterator[Settings]:
     """Settings that name the session's servers, and a bucket, a model and a pool of type kubernetes that they lack."""
-    pool = {"work_pool": "made-by-bootstrap", "work_pool_type": "kubernetes"}
+    pool: dict[str, Any] = {"work_pool": "made-by-bootstrap", "work_pool_type": "kubernetes"}
     pool["job_configuration"] = load(PRODUCTION, {}).orchestration.job_configuration
     names = {"store": {"bucket": "made-by-bootstrap"}, "registry": {"model": "made-by-bootstrap"}, "orchestration": pool}
     with prefect_api.connect(orchestrated.settings) as prefect:

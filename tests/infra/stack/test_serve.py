@@ -166,7 +166,7 @@ def test_slow_clients_of_the_s3_server_are_closed(s3: tuple[str, ObjectStore]) -
     chunked = b"PUT /tabloop/x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     slow = [(b"", b""), (b"GET / HTTP/1.1\r\nA: ", b"a"), (b"GET / HTTP/1.1\r\n", b"a: b\r\n"), (chunked, b"1\r\n \r\n")]
     with ThreadPoolExecutor(len(slow)) as pool:
-        answers = list(pool.map(lambda sent: dribbled(url, *sent, most=30), slow))
+        answers = list(pool.map(lambda sent: dribbled(url, sent[0], sent[1], most=30), slow))
     assert not [answer for answer in answers if b" 200 " in answer]
 
 

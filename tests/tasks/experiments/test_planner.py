@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,8 @@ def test_a_team_of_20_ships_a_harmless_candidate_within_two_days_without_inferio
 
 
 def test_at_the_chosen_size_showing_less_and_accepting_more_wins_and_spam_never_does() -> None:
-    assert promoted(proposed("", WEEK, SETTINGS, **CURSOR), 20) >= 15
-    assert promoted(proposed("", WEEK, SETTINGS, **SPAM), 20) == 0
+    assert promoted(proposed("", WEEK, SETTINGS, **dict[str, Any](CURSOR)), 20) >= 15
+    assert promoted(proposed("", WEEK, SETTINGS, **dict[str, Any](SPAM)), 20) == 0
 
 
 def test_a_team_of_hundreds_gets_the_simpler_design() -> None:

@@ -1,6 +1,7 @@
 """Every request is in exactly one bucket, for any completions and feedback."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ def test_an_empty_completion_is_trained_if_the_model_ended_it() -> None:
 
 
 def test_a_labelled_completion_without_tokens_is_quarantined() -> None:
-    empty = {"text": "", "token_ids": (), "logprobs": (), "token_ends": ()}
+    empty: dict[str, Any] = {"text": "", "token_ids": (), "logprobs": (), "token_ends": ()}
     rejection = feedback(completion_id="c", outcome="rejected", prefix="", suffix="", shown="")
     accounting = account([completion(finish_reason="disconnected", **empty)], [rejection])
     assert accounting.quarantined == {"no_tokens": 1}

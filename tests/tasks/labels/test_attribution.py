@@ -1,6 +1,7 @@
 """Attribution of feedback to completions, by cases of editors and against a slow reference implementation."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,7 @@ def test_the_language_of_the_event_replaces_that_of_the_request(requested: str, 
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_feedback_that_matches_no_completion_is_an_orphan(fields: dict[str, object]) -> None:
+def test_feedback_that_matches_no_completion_is_an_orphan(fields: dict[str, Any]) -> None:
     result = join([completion()], [feedback(**fields)], SECONDS)
     assert result.joined[0].label is None
     assert result.orphans == 1
