@@ -1,5 +1,7 @@
 """The baseline of the trainer's benchmark does the same work as the trainer."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -37,7 +39,9 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     torch.manual_seed(0)
-    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    shape: dict[str, Any] = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, max_position_embeddings=32, initializer_range=0.5, **shape)).eval()
     model.save_pretrained(tmp_path_factory.mktemp("model"))
     return model

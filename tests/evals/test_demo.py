@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_live_rows_are_in_the_order_of_the_versions() -> None:
     assert rows[0].shown == pytest.approx(0.8)
 
 
-def _baselines(low: float, high: float) -> dict[str, object]:
+def _baselines(low: float, high: float) -> dict[str, Any]:
     rate = {"rate": 0.2, "low": 0.1, "high": 0.3, "n": 100}
     difference = {"estimate": (low + high) / 2, "low": low, "high": high}
     return {"base_best": rate | {"temperature": 0.1}, "base_served": rate, "champion": rate, "difference": difference}
@@ -176,7 +177,7 @@ def test_a_base_that_is_served_at_another_temperature_is_measured_too() -> None:
 
 
 def test_exploring_requests_are_compared_with_the_others_by_user() -> None:
-    def row(user: str, exploring: bool, accepted: bool | None, bucket: str = "trained") -> dict[str, object]:
+    def row(user: str, exploring: bool, accepted: bool | None, bucket: str = "trained") -> dict[str, Any]:
         return {"user": user, "exploring": exploring, "accepted": accepted, "bucket": bucket}
 
     rows = [row("a", False, True), row("a", False, False), row("a", True, False), row("b", False, True), row("b", True, True)]

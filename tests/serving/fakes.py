@@ -274,7 +274,7 @@ class FakeRegistry:
             else httpx.Response(404)
         )
 
-    def _version(self, version: str) -> dict[str, object]:
+    def _version(self, version: str) -> dict[str, Any]:
         tags = [{"key": key, "value": value} for key, value in self.tags.get(version, {}).items()]
         return {"version": version, "source": self.sources[version], "tags": tags}
 
@@ -382,6 +382,12 @@ class House:
         await self.access.aclose()
         await self.spool.close()
 
+    def number(self, arm: Arm) -> int:
+        """Return the number of an arm's slot and engine."""
+        number = self.arms.champion if arm == "champion" else self.arms.challenger
+        assert number is not None
+        return number
+
     def add_version(self, version: str) -> None:
         self.registry.sources[version] = self.store.add_version(f"v{version}")
 
@@ -401,9 +407,7 @@ class House:
             await journal.rotate(0)
         return await self.shipper.ship()
 
-    async def complete(
-        self, url: str = "/v1/completions", headers: dict[str, str] | None = None, **body: object
-    ) -> httpx.Response:
+    async def complete(self, url: str = "/v1/completions", headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
         return await self.client.post(self.urls[0] + url, json={"prompt": "def f(x):\n    ", **body}, headers=headers)
 
     async def send_feedback(self, url: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:

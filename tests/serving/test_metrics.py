@@ -29,7 +29,7 @@ def value(series: Series, name: str, **labels: str) -> float | None:
 async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, withhold_below=0.3) as house:
         await run_experiment(house)
-        house.engines[house.arms.challenger].logprob = -0.01  # probable enough to show, unlike the champion's
+        house.engines[house.number("challenger")].logprob = -0.01  # probable enough to show, unlike the champion's
         requests = {"champion": 2, "challenger": 3}
         for arm, times in requests.items():
             for _ in range(times):
@@ -42,9 +42,10 @@ async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path
             assert value(series, "completions_total", **sampled, finish=finish) == len(arm_rows) == requests[arm]
             assert value(series, "tokens_total", **sampled) == sum(len(row.token_ids) for row in arm_rows) > 0
             assert value(series, "withheld_total", **sampled) == (requests[arm] if arm == "champion" else None)
-            for name, times in (("first_token", [r.ttft_ms for r in arm_rows]), ("completion", [r.total_ms for r in arm_rows])):
-                assert value(series, f"{name}_seconds_count", **labels) == len(times)
-                assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
+            of_tokens, of_completions = ([float(getattr(r, field)) for r in arm_rows] for field in ("ttft_ms", "total_ms"))
+        for name, times in (("first_token", of_tokens), ("completion", of_completions)):
+            assert value(series, f"{name}_seconds_count", **labels) == len(times)
+            assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
 
 
 async def test_disconnected_clients_are_counted_by_version_and_arm(house: House) -> None:
@@ -116,7 +117,8 @@ async def test_the_spool_is_measured_at_a_scrape(house: House) -> None:
     series = await scrape(house)
     assert value(series, "spool_segments") == len(segments) == 2
     assert value(series, "spool_bytes") == sum(segment.stat().st_size for segment in segments) > 0
-    assert 100 <= value(series, "spool_oldest_seconds") < 160
+    oldest = value(series, "spool_oldest_seconds")
+    assert oldest is not None and 100 <= oldest < 160
     status = (await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert status["spool"]["segments"] == 2 and status["spool"]["oldest_seconds"] >= 100
 

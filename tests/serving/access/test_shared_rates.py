@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -39,7 +40,7 @@ PASSWORD = "s3cr3t-of-valkey"
 OF_ADA = {"Authorization": "Bearer of-ada"}
 
 
-def ada(per_minute: int, token: str = "of-ada") -> dict[str, object]:
+def ada(per_minute: int, token: str = "of-ada") -> dict[str, Any]:
     digest = hashlib.sha256(token.encode()).hexdigest()
     return {"ada": {"sha256": digest, "user": "ada-the-user", "requests_per_minute": per_minute}}
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -78,7 +79,8 @@ async def test_the_last_text_and_the_end_are_sent_together(house: House) -> None
 async def test_the_engine_gets_the_prompt_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
     await house.complete(prompt="a<|fim_middle|>b", suffix="\n#end")  # this marker is part of the developer's text
     prompt_ids = house.engines[0].requests[-1].prompt_token_ids
-    frame = [tokenizer.token_to_id(t) for t in ("<|fim_suffix|>", "<|fim_prefix|>", "<|fim_middle|>")]
+    frame = [i for t in ("<|fim_suffix|>", "<|fim_prefix|>", "<|fim_middle|>") if (i := tokenizer.token_to_id(t)) is not None]
+    assert len(frame) == 3
     assert [t for t in prompt_ids if t in frame] == frame
     assert (prompt_ids[0], prompt_ids[-1]) == (frame[0], frame[2])
     assert tokenizer.decode(prompt_ids[1 : prompt_ids.index(frame[1])]) == "\n#end"
@@ -88,7 +90,9 @@ async def test_the_prompt_of_a_long_file_is_the_text_next_to_the_cursor(house: H
     lines = [f"value_{n} = {n}\n" for n in range(20_000)]
     await house.complete(prompt="".join(lines), suffix="".join(lines))
     prompt_ids = house.engines[0].requests[-1].prompt_token_ids
-    prefix_text = tokenizer.decode(prompt_ids[prompt_ids.index(tokenizer.token_to_id("<|fim_prefix|>")) + 1 :])
+    marker = tokenizer.token_to_id("<|fim_prefix|>")
+    assert marker is not None
+    prefix_text = tokenizer.decode(prompt_ids[prompt_ids.index(marker) + 1 :])
     assert 30 + 20 + 3 <= len(prompt_ids) <= 40 + 20 + 3
     assert prefix_text.startswith("value_") and prefix_text.endswith("value_19999 = 19999\n")
     (row,) = house.rows("completions")
@@ -175,9 +179,7 @@ async def test_a_whole_response_has_the_text_before_the_engines_failure(house: H
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"segments": {"prefix": "a"}}])
-async def test_an_engine_failure_before_any_text_returns_503(
-    tmp_path: Path, tokenizer: Tokenizer, body: dict[str, object]
-) -> None:
+async def test_an_engine_failure_before_any_text_returns_503(tmp_path: Path, tokenizer: Tokenizer, body: dict[str, Any]) -> None:
     async with House(tmp_path, tokenizer, withhold_below=1e-9) as house:  # no text is sent before the end
         house.engines[0].fails_after, house.engines[0].delay = 2, 0.02
         response = await house.complete(**body)
@@ -228,7 +230,7 @@ async def test_a_user_who_opted_out_is_served_and_recorded_without_text(house: H
         ({"segments": {"prefix": 1}}, "segments.prefix"),
     ],
 )
-async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, Any], field: str) -> None:
     response = await house.complete(**body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field and field in response.json()["error"]["message"]
@@ -273,7 +275,15 @@ async def test_a_disconnect_during_the_body_is_not_a_server_error(house: House, 
 
 async def test_default_values_of_editors_are_accepted(house: House) -> None:
     ignored_values = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
-    default_values = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "seed": None, "logit_bias": {}, "stream": False}
+    default_values: dict[str, Any] = {
+        "n": 1,
+        "best_of": 1,
+        "echo": False,
+        "logprobs": None,
+        "seed": None,
+        "logit_bias": {},
+        "stream": False,
+    }
     default_values |= {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "stream_options": None}
     response = (await house.complete(**ignored_values, **default_values)).json()
     assert (response["choices"][0]["text"], response["model"]) == (TEXT, "qwen-coder-x")

@@ -23,7 +23,7 @@ def reference_text(text: str, stop: list[str]) -> str:
 @given(texts, stops, st.integers(1, 4), st.booleans())
 def test_text_is_cut_at_the_first_stop_string_for_any_tokens(text: str, stop: list[str], step: int, bytewise: bool) -> None:
     # Byte by byte is the worst case: characters and stop strings are spread over tokens.
-    alphabet = {chr(c): TOKENIZER.token_to_id(chr(c)) for c in range(0x300) if TOKENIZER.token_to_id(chr(c)) is not None}
+    alphabet = {chr(c): i for c in range(0x300) if (i := TOKENIZER.token_to_id(chr(c))) is not None}
     pieces = TOKENIZER.pre_tokenizer.pre_tokenize_str(text) if bytewise else []
     ids = [alphabet[c] for piece, _ in pieces for c in piece] if bytewise else TOKENIZER.encode(text).ids
     detokenizer, shown = Detokenizer(TOKENIZER, stop), ""
@@ -47,6 +47,8 @@ def test_text_is_returned_as_soon_as_it_cannot_begin_a_stop_string() -> None:
 
 def test_fim_tokens_and_half_a_character_give_no_text() -> None:
     detokenizer = Detokenizer(TOKENIZER, [])
-    ids = [TOKENIZER.token_to_id("a"), 0, TOKENIZER.token_to_id("ð"), TOKENIZER.token_to_id("Ł")]
+    letter, first, second = map(TOKENIZER.token_to_id, ("a", "ð", "Ł"))
+    assert letter is not None and first is not None and second is not None
+    ids = [letter, 0, first, second]
     assert detokenizer.feed(ids) + detokenizer.flush() == "a"
     assert detokenizer.ends == [1, 1, 1, 1]

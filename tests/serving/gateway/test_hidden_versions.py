@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -20,9 +21,7 @@ REQUESTS = (
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
-async def test_the_answers_of_both_arms_look_alike(
-    tmp_path: Path, tokenizer: Tokenizer, path: str, body: dict[str, object]
-) -> None:
+async def test_the_answers_of_both_arms_look_alike(tmp_path: Path, tokenizer: Tokenizer, path: str, body: dict[str, Any]) -> None:
     async with House(tmp_path, tokenizer, challenger=Sampling(temperature=0.3, max_tokens=5)) as house:
         await run_experiment(house)
         for engine in house.engines:

@@ -358,7 +358,7 @@ async def test_brackets_in_a_text_are_no_structure(hasty: House) -> None:
 @pytest.mark.timing(reason="bounds the CPU seconds of one step of the event loop")
 async def test_no_body_stops_the_event_loop(house: House, frozen: None, path: str) -> None:
     bodies = {key: body for key, body in hostile_bodies(STRUCTURES, TEXTS).items() if key[0] == path}
-    over = {}
+    over: dict[str, Any] = {}
     await asyncio.to_thread(exchange, house.urls[0], post(path, with_field(path, "x", b"1")))
     for key, body in bodies.items():
         for _ in range(3):  # the least of three: only a stop that comes back is the request's
@@ -441,7 +441,7 @@ def test_the_objects_of_ten_thousand_connections_start_no_full_collection(frozen
 
 async def test_garbage_is_collected_when_few_connections_are_open(frozen: None) -> None:
     class Cycle:
-        pass
+        itself: Any
 
     connections = make_connections(Limits(), Metrics())
     peers = [connections.admit("10.0.0.1") for _ in range(gc_pauses.FEW + 1)]
@@ -451,6 +451,7 @@ async def test_garbage_is_collected_when_few_connections_are_open(frozen: None) 
     del cycle
     await asyncio.sleep(0.1)
     assert gone() is not None, "many connections are open"
+    assert peers[0]
     connections.leave(peers[0])
     await until(lambda: gone() is None)
     collecting.cancel()

@@ -12,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -151,7 +152,7 @@ async def test_what_zeds_user_wrote_is_read_from_the_next_requests(house: House)
     ]
 
 
-async def replay(house: House, exchange: dict[str, object]) -> None:
+async def replay(house: House, exchange: dict[str, Any]) -> None:
     """Send one request again, with the engine's recorded tokens, and compare the response with the recorded one."""
     engine, client_leaves = house.engines[0], exchange.get("leaves", False)
     if "reply" in exchange:

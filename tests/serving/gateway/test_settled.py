@@ -1,5 +1,7 @@
 """Editors that tell what became of a place, and editors that only ask: Zed's requests, and the file that a request names."""
 
+from typing import Any
+
 import pytest
 
 from infra.model.fim import SPECIAL_TOKENS, parse_prompt, path_of
@@ -63,7 +65,7 @@ async def test_the_settled_text_is_recorded_with_or_without_a_decision(house: Ho
         ({"settled": "x" * 10_001}, "settled"),
     ],
 )
-async def test_a_wrong_report_is_refused_by_name(house: House, body: dict[str, object], named: str) -> None:
+async def test_a_wrong_report_is_refused_by_name(house: House, body: dict[str, Any], named: str) -> None:
     response = await house.send_feedback("/v1/feedback", {"completion_id": "c", **body})
     assert response.status_code == 422
     assert named in response.json()["error"]["message"]

@@ -43,7 +43,7 @@ async def test_a_copy_is_answered_unseen_and_leaves_no_trace_but_its_event(house
 
 async def test_the_answer_does_not_wait_for_the_copy_and_copies_are_dropped_under_load(house: House) -> None:
     await shadow(house)
-    house.engines[house.arms.challenger].delay = 0.6
+    house.engines[house.number("challenger")].delay = 0.6
     async with asyncio.timeout(3):  # one copy alone takes longer
         for _ in range(6):
             assert "gamma" in (await house.complete()).json()["choices"][0]["text"]
@@ -55,14 +55,14 @@ async def test_opted_out_pinned_and_excluded_requests_are_not_copied(house: Hous
     await shadow(house)
     await house.complete(headers={"X-Tabloop-Opt-Out": "1"})
     assert house.rows("completions")[0].opted_out
-    asked = len(house.engines[house.arms.challenger].requests)
+    asked = len(house.engines[house.number("challenger")].requests)
     await asyncio.sleep(0.2)
-    assert copies(house) == [] and len(house.engines[house.arms.challenger].requests) == asked
+    assert copies(house) == [] and len(house.engines[house.number("challenger")].requests) == asked
 
 
 async def test_a_challenger_that_fails_costs_its_copies_and_nobody_else(house: House) -> None:
     await shadow(house)
-    house.engines[house.arms.challenger].fails_after = 1
+    house.engines[house.number("challenger")].fails_after = 1
     for _ in range(3):
         assert (await house.complete()).status_code == 200
         await until(lambda: not house.arms.slots[1].in_flight)

@@ -21,7 +21,7 @@ SHORT = made(bias=6.0, characters=-20.0)
 """The more characters, the less likely."""
 
 
-async def served(house: House, estimate: object, **headers: str) -> tuple[str, Completion]:
+async def served(house: House, estimate: Any, **headers: str) -> tuple[str, Completion]:
     """Complete with an estimate; return the streamed text and the record."""
     for slot in house.arms.slots:
         slot.estimate = estimate.model_copy(update={"temperature": 0.8}) if estimate else None
@@ -31,7 +31,7 @@ async def served(house: House, estimate: object, **headers: str) -> tuple[str, C
     return text, house.rows("completions")[-1]
 
 
-NO_AUDIT = {"showing": {"audit_share": 0.0}}
+NO_AUDIT: dict[str, Any] = {"showing": {"audit_share": 0.0}}
 
 
 async def test_without_an_estimate_all_is_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -44,7 +44,7 @@ async def test_a_sure_completion_is_shown_in_whole_and_the_chance_recorded(tmp_p
     async with House(tmp_path, tokenizer, settings=NO_AUDIT) as house:
         text, row = await served(house, SURE)
         assert text == row.text == TEXT and row.held_back == "" and row.finish_reason == "length"
-        assert (row.level, row.withheld, row.audited) == ("eager", False, False) and row.chance > 0.999
+        assert (row.level, row.withheld, row.audited) == ("eager", False, False) and row.chance is not None and row.chance > 0.999
 
 
 async def test_the_beginning_worth_most_is_streamed_and_the_rest_is_held_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -62,7 +62,7 @@ async def test_nothing_is_shown_that_is_not_worth_an_interruption_and_sampling_e
     async with House(tmp_path, tokenizer, settings=NO_AUDIT) as house:
         house.engines[0].reply, house.engines[0].delay = tokenizer.encode(TEXT).ids * 3, 0.01
         text, row = await served(house, NEVER)
-        assert text == row.text == "" and row.withheld and row.held_back and row.chance < 0.01
+        assert text == row.text == "" and row.withheld and row.held_back and row.chance is not None and row.chance < 0.01
         assert len(row.token_ids) < len(house.engines[0].reply)
         assert 'tabloop_withheld_total{arm="champion",sampling="served",version="0"} 1.0' in house.metrics_text().decode()
 
@@ -176,7 +176,7 @@ async def test_a_version_brings_its_estimate_into_the_slot(tmp_path: Path, token
             house.registry.sources[version] = house.store.add_version(f"v{version}", **files)
             house.registry.aliases["champion"] = version
             await house.follow()
-            slot = house.arms.slots[house.arms.champion]
+            slot = house.arms.slots[house.number("champion")]
             assert slot.version == version and slot.estimate == (SURE if version == "1" else None)
 
 

@@ -1,6 +1,7 @@
 """An opt-out of a request reaches all its later events, by whichever identifier."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ OPT_OUT = {"X-Tabloop-Opt-Out": "1"}
 NATIVE, CONTINUE = "/v1/feedback", "/v1/continue/events"
 
 
-def event(**data: object) -> dict[str, object]:
+def event(**data: Any) -> dict[str, Any]:
     return {"name": "autocomplete", "data": {"completionId": "editor-id-of-a-completion", "accepted": True, **data}}
 
 

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -11,7 +12,7 @@ from infra.settings.schema import Sampling
 from tests.serving.fakes import House, experiment
 from tests.serving.helpers import ADMINISTRATOR, run_experiment
 
-TERMS = {
+TERMS: dict[str, Any] = {
     "terms": {},
     "projects": {
         "open": {"experiments": True},
@@ -39,7 +40,7 @@ async def test_an_experiment_assigns_each_user_one_arm_and_is_recorded(house: Ho
 
 async def test_an_experiment_counts_only_while_both_arms_serve(house: House) -> None:
     await run_experiment(house)
-    house.engines[house.arms.challenger].up = False
+    house.engines[house.number("challenger")].up = False
     await house.follow()
     for user in range(20):
         assert (await house.complete(headers={"X-User-ID": f"user{user}"})).status_code == 200
@@ -71,7 +72,7 @@ async def test_a_pinned_request_may_name_its_temperature_and_no_other(house: Hou
     assert (await house.complete(headers={**warm, **ADMINISTRATOR})).status_code == 200
     row = house.rows("completions")[-1]
     assert (row.temperature, row.pinned, row.experiment) == (0.35, True, "")
-    assert house.engines[house.arms.champion].requests[-1].temperature == 0.35
+    assert house.engines[house.number("champion")].requests[-1].temperature == 0.35
     for wrong in ("0", "2.1", "nan", "warm"):
         refused = await house.complete(headers={**warm, "X-Tabloop-Temperature": wrong, **ADMINISTRATOR})
         assert refused.status_code == 400 and f"at most 2, got '{wrong}'" in refused.json()["error"]["message"]
@@ -86,7 +87,7 @@ async def test_each_arm_has_its_own_sampling_settings(tmp_path: Path, tokenizer:
             await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
             row = house.rows("completions")[-1]
             assert (row.arm, row.temperature, row.max_tokens) == (arm, *sampling)
-            engine_request = house.engines[house.arms.champion if arm == "champion" else house.arms.challenger].requests[-1]
+            engine_request = house.engines[house.number(arm)].requests[-1]
             assert (engine_request.temperature, engine_request.max_tokens) == sampling
 
 
@@ -131,7 +132,7 @@ async def test_logging_and_experiments_need_the_terms_of_project_and_user(tmp_pa
 
 async def test_a_request_that_another_version_answers_names_the_experiment_that_assigned_it(house: House) -> None:
     await run_experiment(house)
-    house.engines[house.arms.challenger].up = False  # and the follower has not noticed
+    house.engines[house.number("challenger")].up = False  # and the follower has not noticed
     users = [f"user{number}" for number in range(12)]
     for user in users:
         assert (await house.complete(headers={"X-User-ID": user})).status_code == 200
@@ -145,7 +146,7 @@ async def test_a_request_that_another_version_answers_names_the_experiment_that_
 async def test_a_version_that_is_down_loses_the_requests_that_were_assigned_to_it(house: House) -> None:
     await run_experiment(house)
     assert (await house.complete(headers={"X-User-ID": "first"})).status_code == 200, "both arms have served"
-    house.engines[house.arms.challenger].up = False
+    house.engines[house.number("challenger")].up = False
     await house.follow()
     for user in range(20):
         assert (await house.complete(headers={"X-User-ID": f"user{user}"})).status_code == 200
@@ -177,9 +178,9 @@ async def test_a_promoted_version_has_a_holdout_until_its_watch_ends(house: Hous
         assert {r.sampled_as for r in routes} == {"champion"}, "as the champion is sampled, whatever the challenger was"
         after = [house.arms.route(f"user{i}", now + 100)[0] for i in range(40)]
         assert {(r.version, r.experiment) for r in after} == {("2", "")}
-        house.engines[1 - house.arms.champion].version = "0"
-        house.engines[1 - house.arms.champion].pid = 2
-    assert house.engines[1 - house.arms.champion].swaps[-1] == "1"
+        house.engines[1 - house.number("champion")].version = "0"
+        house.engines[1 - house.number("champion")].pid = 2
+    assert house.engines[1 - house.number("champion")].swaps[-1] == "1"
 
 
 async def test_the_anchor_serves_its_share_while_no_test_runs_and_a_test_takes_its_slot(house: House) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -76,9 +77,10 @@ class FakeService:
         try:
             for index, token in enumerate(ids):
                 if self.fails and index == 2:
+                    assert http.transport
                     http.transport.abort()
                     return response
-                choice = {"text": self.tokenizer.decode([token]), "finish_reason": None}
+                choice: dict[str, Any] = {"text": self.tokenizer.decode([token]), "finish_reason": None}
                 if body.get("return_token_ids"):
                     choice |= {"token_ids": [token], "logprobs": {"token_logprobs": [-0.5]}}
                 if index == len(ids) - 1:
@@ -108,7 +110,7 @@ def setting(service: FakeService, **fields: str) -> External:
 
 @asynccontextmanager
 async def house_with(
-    service: FakeService, directory: Path, tokenizer: Tokenizer, fields: dict[str, str] | None = None, **options: object
+    service: FakeService, directory: Path, tokenizer: Tokenizer, fields: dict[str, str] | None = None, **options: Any
 ) -> AsyncIterator[House]:
     """Run the app with this service in its first slot; the second slot's engine is down."""
     house = House(directory, tokenizer, **options)

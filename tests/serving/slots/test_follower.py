@@ -95,7 +95,7 @@ async def test_a_rollback_is_followed_while_a_version_is_downloaded(house: House
 
 async def test_a_load_abandoned_while_its_slot_drains_does_not_change_the_slot(house: House) -> None:
     await _hold_versions_1_and_2(house)
-    idle = house.arms.slots[1 - house.arms.champion]
+    idle = house.arms.slots[1 - house.number("champion")]
     idle.in_flight += 1
     house.registry.aliases = {"champion": "3"}
     await house.follower.step()
@@ -111,7 +111,7 @@ async def test_a_load_abandoned_while_its_slot_drains_does_not_change_the_slot(h
 
 async def test_a_started_swap_is_completed_and_its_slot_gets_no_traffic_meanwhile(house: House) -> None:
     await _hold_versions_1_and_2(house)
-    idle = house.arms.slots[1 - house.arms.champion]
+    idle = house.arms.slots[1 - house.number("champion")]
     engine = house.engines[idle.index]
     engine.swap_allowed.clear()
     house.registry.aliases = {"champion": "3"}
@@ -129,7 +129,7 @@ async def test_a_started_swap_is_completed_and_its_slot_gets_no_traffic_meanwhil
 
 async def test_a_recovered_champion_serves_while_the_other_slot_is_loaded(house: House) -> None:
     await _hold_versions_1_and_2(house)
-    champion = house.arms.slots[house.arms.champion]
+    champion = house.arms.slots[house.number("champion")]
     house.engines[1 - champion.index].swap_allowed.clear()
     house.registry.aliases = {"champion": "1", "challenger": "3"}
     await house.follower.step()
@@ -149,7 +149,7 @@ async def test_the_follower_keeps_following_during_loads(house: House) -> None:
     following = asyncio.create_task(house.follower.run())
     for version in ("3", "1", "2"):
         house.registry.aliases = {"champion": version}
-        await until(lambda version=version: house.arms.slots[house.arms.champion].version == version)
+        await until(lambda version=version: house.arms.slots[house.number("champion")].version == version)
         assert await _serving_version(house) == version
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
@@ -177,7 +177,7 @@ async def test_a_version_with_invalid_output_gets_no_traffic(house: House) -> No
     house.add_version("2")
     house.registry.aliases = {"champion": "1"}
     await house.follow()
-    idle = house.engines[1 - house.arms.champion]
+    idle = house.engines[1 - house.number("champion")]
     idle.logprob = float("nan")
     house.registry.aliases = {"champion": "2"}
     await house.follow()
@@ -189,7 +189,7 @@ async def test_a_version_with_invalid_output_gets_no_traffic(house: House) -> No
 
 async def test_a_restarted_engine_gets_its_version_before_traffic(house: House) -> None:
     await _serve_version_1(house)
-    engine = house.engines[house.arms.champion]
+    engine = house.engines[house.number("champion")]
     engine.version, engine.pid = "0", 2
     await house.follow()
     assert engine.version == "0" or engine.swaps[-1] == "1"
@@ -211,10 +211,10 @@ async def test_serving_and_restarts_need_neither_registry_nor_store(house: House
         await replacement.follow()
         assert replacement.arms.experiment == experiment()
         assert {
-            replacement.arms.slots[replacement.arms.champion].version,
-            replacement.arms.slots[replacement.arms.challenger].version,
+            replacement.arms.slots[replacement.number("champion")].version,
+            replacement.arms.slots[replacement.number("challenger")].version,
         } == {"1", "2"}
-        assert replacement.arms.slots[replacement.arms.champion].version == "1"
+        assert replacement.arms.slots[replacement.number("champion")].version == "1"
 
 
 def test_an_engine_starts_with_its_slots_last_version(tmp_path: Path) -> None:

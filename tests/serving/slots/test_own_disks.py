@@ -1,5 +1,6 @@
 """Engines without the app's disk: each fetches versions from the object store, verified."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.serving.fakes import House
 
 
 @pytest.fixture
-async def apart(tmp_path: Path, tokenizer: Tokenizer) -> House:
+async def apart(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[House]:
     """An app and two engines, each with a disk of its own."""
     house = House(tmp_path / "app", tokenizer)
     for slot, engine in enumerate(house.engines):

@@ -1,6 +1,7 @@
 """Random models with the architecture and the tokenizer type of the real model."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,7 +22,9 @@ def write_checkpoint(folder: Path, seed: int = 0) -> Path:
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     torch.manual_seed(seed)
-    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    shape: dict[str, Any] = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
     config = Qwen2Config(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=128, initializer_range=0.3, **shape)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder

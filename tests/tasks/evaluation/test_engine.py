@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -51,7 +51,7 @@ async def test_a_checkpoint_is_loaded_once_and_rows_come_back_in_order(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "ROWS", 3)
-    folder, done = fake_models.write(tmp_path / "a", "weights"), []
+    folder, done = fake_models.write(tmp_path / "a", "weights"), list[Any]()
     rows = [([1, 2], [3]), ([1], [2, 3, 4])]
 
     def work(models: EngineModels) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:

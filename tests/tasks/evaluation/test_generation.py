@@ -1,5 +1,7 @@
 """Generation: a batch equals single requests, each position has its own draws, and text ends at a newline or an end token."""
 
+from typing import Any
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -26,7 +28,7 @@ def complete_slowly(checkpoint, prefix, suffix, max_tokens):
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids = Renderer(tokenizer, "spm", 40, 12).render(prefix, suffix)
-    tokens = []
+    tokens: list[Any] = []
     for _ in range(max_tokens):
         with torch.inference_mode():
             token = int(model(torch.tensor([ids + tokens])).logits[0, -1].argmax())

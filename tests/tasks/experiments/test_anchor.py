@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,7 @@ PLAN = succession.plan_of_comparison(SETTINGS)
 SHIPPED = Verdict(verdict="promote", reason="no metric is worse than its margin")
 
 
-def settings(**values: object) -> Settings:
+def settings(**values: Any) -> Settings:
     return SETTINGS.model_copy(update={"experiment": SETTINGS.experiment.model_copy(update=values)})
 
 

@@ -1,5 +1,7 @@
 """The A/B gate: verdicts and their reasons, by the plan of the test's record."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,11 +18,11 @@ from tests.tasks.made import NOW
 SETTINGS = Experiment(min_requests=200, planned_requests=20_000, max_seconds=1000, min_users=5, min_history_requests=0)
 
 
-def changed(**fields: object) -> Experiment:
+def changed(**fields: Any) -> Experiment:
     return Experiment.model_validate({**SETTINGS.model_dump(), **fields})
 
 
-def experiment_of(settings: Experiment = SETTINGS, **fields: object) -> ExperimentRecord:
+def experiment_of(settings: Experiment = SETTINGS, **fields: Any) -> ExperimentRecord:
     plan = make_plan(settings, Collect())
     return ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan, **fields)
 

@@ -3,6 +3,7 @@
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ QUARTER = 1200 * 0.25 / 3
 """Seconds of each stage before the test."""
 
 
-def copy(number: int, experiment: ExperimentRecord, **fields: object) -> ShadowCopy:
+def copy(number: int, experiment: ExperimentRecord, **fields: Any) -> ShadowCopy:
     """Return a copy that the challenger answered as the champion did."""
     values = {
         **{"id": f"shd-{number}", "time": NOW + 1, "experiment": experiment.id, "champion": "1", "challenger": "2"},
@@ -86,7 +87,7 @@ class Life:
             release.advance(self.store, self.registry.client, running, found.stage, now)
         return found
 
-    def copies(self, number: int, **fields: object) -> None:
+    def copies(self, number: int, **fields: Any) -> None:
         """Ship copies."""
         rows = [copy(i, self.experiment, **fields) for i in range(number)]
         self.store.put_rows("events/shadow/date=2027-01-15/hour=08/a.parquet", rows)
@@ -360,6 +361,7 @@ def test_a_user_passes_only_from_champion_to_challenger_and_within_a_block_never
         stage = Stage(name=name, share=share, started=next_start(test, decided, LEAD))
         test = test.model_copy(update={"stages": (*test.stages, stage)})
     arms = [assigned_arm(test, f"u{user}", at) for at in (now, now + 1.0, now + 3000.0)]
+    assert test.plan
     block = test.plan.block_seconds
     if design == "by_user":
         assert arms == sorted(arms, reverse=True), "from the champion, never back"

@@ -1,5 +1,7 @@
 """What counts in a test: users with a history, and of a busy user or credential a part."""
 
+from typing import Any
+
 import polars as pl
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ from tests.tasks.rows import frame
 TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW)
 
 
-def plan(**fields: object) -> Plan:
+def plan(**fields: Any) -> Plan:
     """Return the default plan with other values; everyone counts."""
     values = make_plan(Experiment(min_history_requests=0), Collect(settle_seconds=5)).model_dump()
     return Plan.model_validate({**values, **fields})

@@ -8,6 +8,7 @@ import copy
 import random
 from collections.abc import Sequence
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def requests(model: Qwen2ForCausalLM, count: int, seed: int, name: str, planted:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     ids = torch.tensor([[rng.randrange(VOCABULARY) for _ in range(PLACES)] for _ in range(count)])
     forced = torch.arange(count) >= count * (1 - planted)
-    logprobs = []
+    logprobs: list[Any] = []
     for token in PLANTED:
         with torch.no_grad():
             scores = model(ids).logits[:, -1].log_softmax(-1)

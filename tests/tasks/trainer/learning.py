@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ def _bandit_sample(prompt: list[int], token: int, logprob: float, advantage: flo
     )
 
 
-def check_unlikely(directory: Path, work: Path) -> dict[str, object]:
+def check_unlikely(directory: Path, work: Path) -> dict[str, Any]:
     """Train with a least power, and on the rows that it keeps; return their counts, and the tensors that differ."""
     trained = trained_model(directory, Parallel())
     rows = capped_rows(trained)

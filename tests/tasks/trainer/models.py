@@ -3,7 +3,7 @@
 import copy
 import math
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -15,7 +15,7 @@ VOCABULARY = 96
 CURRENT, OLDER = "7", "6"
 
 
-def tiny(seed: int = 3, family: str = "qwen2", **changes: object) -> PreTrainedModel:
+def tiny(seed: int = 3, family: str = "qwen2", **changes: Any) -> PreTrainedModel:
     """Return a random float32 model whose biases and norms affect its output; `changes` override its configuration."""
     torch.manual_seed(seed)
     config = {

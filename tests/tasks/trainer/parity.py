@@ -86,7 +86,7 @@ def check_logprobs(directory: Path, model: PreTrainedModel, parallel: Parallel) 
     return answers
 
 
-def check_parity(directory: Path, model: PreTrainedModel, variant: Variant) -> dict[str, object]:
+def check_parity(directory: Path, model: PreTrainedModel, variant: Variant) -> dict[str, Any]:
     """Compare log-probabilities, and the plain objective's gradient and one step along it, in Hugging Face's layout."""
     means = {"distributed": variant.distributed, "recompute": variant.recompute}
     exact = largest_gap(trained_model(directory, variant.parallel, **means), model, samples(model, drift=0.0))
@@ -238,7 +238,7 @@ def check_ceilings(directory: Path, model: PreTrainedModel, parallel: Parallel) 
     }
 
 
-def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, object]:
+def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, Any]:
     """Return the metrics of one step over all samples, and the expected ones."""
     rows = samples(model, drift=0.4)
     job = JOB.model_copy(update={"epochs": 1, "kl_weight": 0.2})

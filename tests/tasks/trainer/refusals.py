@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from tests.tasks.trainer.models import OLDER, samples
 from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
 
 
-def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, object]:
+def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel) -> dict[str, Any]:
     """Return the reasons that stop a step or an update, and the number of tensors that moved in a refused one."""
     trained = trained_model(directory, parallel)
     before = {name: tensor.clone() for name, tensor in full_weights(trained.megatron)}
@@ -40,7 +41,7 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
             return str(error)
         return ""
 
-    answers: dict[str, object] = {
+    answers: dict[str, Any] = {
         "loss": refusal([s.model_copy(update={"advantage": math.nan}) for s in exact]),
         "ratio": refusal(drifted, max_ratio=1.0001),
         "zero": refusal([s.model_copy(update={"advantage": 0.0}) for s in exact]),
@@ -130,7 +131,7 @@ def with_transformer_engine(directory: Path) -> str:
     return ""
 
 
-def check_ended(job: Job) -> dict[str, object]:
+def check_ended(job: Job) -> dict[str, Any]:
     """Return the counts of an update that max_kl ends after its first step, and the samples of that step."""
     ended = ppo.run(job.model_copy(update={"output": job.output.with_name("ended"), "max_kl": 1e-6}))
     return ended.model_dump(include={"samples", "skipped", "tokens", "mean_reward"}) | {
@@ -138,23 +139,23 @@ def check_ended(job: Job) -> dict[str, object]:
     }
 
 
-def megatron_arguments(directory: Path, job: Job) -> dict[str, object]:
+def megatron_arguments(directory: Path, job: Job) -> dict[str, Any]:
     """Return the errors for wrong Megatron arguments, and the values that valid ones reach in Megatron."""
     config = json.loads((directory / "config.json").read_text())
 
-    def build(arguments: dict[str, object]) -> TrainedModel:
+    def build(arguments: dict[str, Any]) -> TrainedModel:
         trained = TrainedModel(config, Parallel(), Optimization(1e-3), arguments)
         trained.make_optimizer()
         return trained
 
-    def refusal(arguments: dict[str, object]) -> str:
+    def refusal(arguments: dict[str, Any]) -> str:
         try:
             build(arguments)
         except ValueError as error:
             return str(error)
         return ""
 
-    wrong: dict[str, dict[str, object]] = {
+    wrong: dict[str, dict[str, Any]] = {
         "unknown": {"weight_decoy": 0.1},
         "of the data-parallel configuration": {"bucket_size": 1},
         "reserved": {"lr": 1.0},

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -50,6 +51,7 @@ def logged(settings: Registry) -> tuple[str, dict[str, str], Counter[int]]:
     """Return status and tags of the only run, and how often it has each step."""
     client = tracking.connect(settings)
     experiment = client.get_experiment_by_name(settings.model)
+    assert experiment
     (run,) = client.search_runs([experiment.experiment_id])
     return run.info.status, run.data.tags, Counter(m.step for m in client.get_metric_history(run.info.run_id, "step.loss"))
 
@@ -116,7 +118,7 @@ def test_giving_up_a_cycle_that_never_trained_makes_no_run(settings: Registry) -
 def test_steps_that_mlflow_missed_are_logged_at_the_end(settings: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     log_batch, warning, calls = MlflowClient.log_batch, threading.Event(), [0]
 
-    def fail_after_first_call(self: MlflowClient, *arguments: object, **keywords: object) -> object:
+    def fail_after_first_call(self: MlflowClient, *arguments: Any, **keywords: Any) -> object:
         calls[0] += 1
         if calls[0] > 1:
             raise ConnectionError("no answer")

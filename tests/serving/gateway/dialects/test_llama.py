@@ -1,6 +1,7 @@
 """/infill: the fields that llama.vim and llama.vscode send, and the responses in their shape."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ async def test_n_predict_limits_the_tokens_unless_it_is_minus_1_or_absent(house:
         ({"stream": "yes"}, "stream"),
     ],
 )
-async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, object], field: str) -> None:
+async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, body: dict[str, Any], field: str) -> None:
     response = await house.complete("/infill", **INFILL | body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
     assert house.rows("completions") == []
