@@ -42,10 +42,10 @@ async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path
             assert value(series, "completions_total", **sampled, finish=finish) == len(arm_rows) == requests[arm]
             assert value(series, "tokens_total", **sampled) == sum(len(row.token_ids) for row in arm_rows) > 0
             assert value(series, "withheld_total", **sampled) == (requests[arm] if arm == "champion" else None)
-            of_tokens, of_completions = ([float(getattr(r, field)) for r in arm_rows] for field in ("ttft_ms", "total_ms"))
-        for name, times in (("first_token", of_tokens), ("completion", of_completions)):
-            assert value(series, f"{name}_seconds_count", **labels) == len(times)
-            assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
+            for name, field in (("first_token", "ttft_ms"), ("completion", "total_ms")):
+                times = [getattr(row, field) for row in arm_rows]
+                assert value(series, f"{name}_seconds_count", **labels) == len(times)
+                assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
 
 
 async def test_disconnected_clients_are_counted_by_version_and_arm(house: House) -> None:
