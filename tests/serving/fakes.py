@@ -134,8 +134,8 @@ class FakeEngine:
 
     @web.middleware
     async def _add_connection(self, http: web.Request, handler: Any) -> web.StreamResponse:
-        assert http.transport
-        self._connections.add(http.transport)
+        if http.transport:  # None if the client has left
+            self._connections.add(http.transport)
         return await handler(http)
 
     @property
