@@ -12,7 +12,7 @@ was put back in its place."""
 MoveKind = Literal["begin", "open", "advance", "promote", "reject", "stop", "roll_back", "settle", "by_hand"]
 """begin: the log begins with the champion that was found. open: a test opens. advance: it enters its next stage. promote,
 roll_back: another version is champion. reject: a test rejects its challenger. stop: a test ends without a verdict on it. settle:
-the watch over a promoted version ends, and it stays. by_hand: an alias was moved in MLflow."""
+the probation of a promoted version ends, and it stays. by_hand: an alias was moved in MLflow."""
 
 
 class Change(Record):

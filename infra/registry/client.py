@@ -1,8 +1,8 @@
 """A client of the model registry, over MLflow's REST API.
 
 A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases; the running
-experiment, the watch over a promoted version and the anchor are tags of the registered model, so that one request reads all of
-them. MLflow's own client is not used since importing it takes 4 s.
+experiment, the test whose version is on probation and the anchor are tags of the registered model, so that one request reads
+all of them. MLflow's own client is not used since importing it takes 4 s.
 """
 
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Aliases:
     experiment: ExperimentRecord | None
     previous_champion: str | None
     watch: ExperimentRecord | None = None
-    """The test whose promoted version is watched; its last stage is the watch."""
+    """The test whose promoted version is on probation; its last stage is `watch`."""
     anchor: ExperimentRecord | None = None
     """The anchor, and the comparison of the champions since with it (tasks/experiments/moves/succession.py)."""
     move: int | None = None
@@ -79,12 +79,12 @@ class Aliases:
 
     @property
     def routed(self) -> ExperimentRecord | None:
-        """The experiment that divides requests: the running one, else the watch, else the comparison with the anchor."""
+        """The experiment that divides requests: the running one, else that on probation, else the anchor's."""
         return self.experiment or self.beside
 
     @property
     def beside(self) -> ExperimentRecord | None:
-        """What compares the champion with an earlier version: the watch, else the anchor while it is another version."""
+        """The comparison of the champion with an earlier version: the probation, else the anchor while it is another version."""
         anchor = self.anchor
         compared = anchor and anchor.challenger == self.champion and anchor.champion != self.champion
         return self.watch or (anchor if compared else None)
@@ -191,7 +191,7 @@ class Registry:
         self.set_tag(EXPERIMENT_TAG, experiment.model_dump_json() if experiment else "")
 
     def set_watch(self, watched: ExperimentRecord | None) -> None:
-        """Set the test whose promoted version is watched; none ends the watch."""
+        """Set the test whose promoted version is on probation; none ends the probation."""
         self.set_tag(WATCH_TAG, watched.model_dump_json() if watched else "")
 
     def set_anchor(self, anchor: ExperimentRecord | None) -> None:

@@ -1,5 +1,5 @@
 """Promote, roll back, and pause a test by hand: POST /admin/promote, /admin/rollback, /admin/pause and /admin/resume ask for it,
-the watch carries it out.
+the controller (the flow `experiment`) carries it out.
 
 Nothing that a browser adds to a request by itself opens these routes: a password of basic authentication is refused. The status
 page's script sends an administrator's token in the Authorization header, which no page of another origin can do, since this app
@@ -77,7 +77,7 @@ def add_moves_by_hand(app: DocumentedApp, sources: HandSources) -> None:
             raise BadRequest(f"there is no request {identifier}", "id", 404) from None
         except Unreachable as error:
             raise Unavailable(str(error)) from None
-        return JSONResponse(_told(found, sources.clock()))
+        return JSONResponse(_answer(found, sources.clock()))
 
 
 def _endpoint(sources: HandSources, kind: move_requests.Kind) -> Any:
@@ -91,7 +91,7 @@ def _endpoint(sources: HandSources, kind: move_requests.Kind) -> Any:
             await asyncio.to_thread(sources.requests.ask, made)
         except (RegistryError, Unreachable) as error:
             raise Unavailable(str(error)) from None
-        return JSONResponse(_told(Asked(made, None), made.time), 202)
+        return JSONResponse(_answer(Asked(made, None), made.time), 202)
 
     return ask
 
@@ -109,7 +109,7 @@ def parse(body: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _check(registry: Registry, kind: move_requests.Kind, version: str, champion: str) -> None:
-    """Refuse at once what the watch would refuse anyway: an unknown version, a champion that is another one now, no such test."""
+    """Refuse what the controller would refuse: an unknown version, another champion than asked, no such test."""
     try:
         registry.version(version)
     except NotRegistered:
@@ -121,5 +121,5 @@ def _check(registry: Registry, kind: move_requests.Kind, version: str, champion:
         raise BadRequest(f"version: no test of version {version} runs: reload the page", "version", 409)
 
 
-def _told(asked: Asked, now: float) -> dict[str, str]:
+def _answer(asked: Asked, now: float) -> dict[str, str]:
     return {"id": asked.request.id, "state": asked.state(now), "message": asked.message(now)}

@@ -13,7 +13,7 @@ class Asked:
 
     request: MoveRequest
     answer: MoveAnswer | None
-    """None while the watch has not ended it."""
+    """None before the controller has ended it."""
 
     def state(self, now: float) -> str:
         """Return waiting, expired, done or refused."""
@@ -26,8 +26,8 @@ class Asked:
         if self.answer:
             return self.answer.message
         if now <= self.request.expires:
-            return "the watch carries it out at its next run"
-        return "the watch did not come; check in Prefect that the flow `experiment` runs, and ask again"
+            return "the controller carries it out at its next run"
+        return "the controller did not come; check in Prefect that the flow `experiment` runs, and ask again"
 
 
 class RequestHistory:

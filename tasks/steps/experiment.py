@@ -9,8 +9,8 @@ from infra.registry.client import Registry, RegistryError
 from infra.settings import Settings
 from infra.storage.store import ObjectStore
 from tasks.experiments.controller import look as looking
-from tasks.experiments.controller import probation as aftercare
-from tasks.experiments.controller.look import Found, Sight
+from tasks.experiments.controller import probation
+from tasks.experiments.controller.look import Found, ObservedTest
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import release, succession
 from tasks.experiments.moves import requested as asked
@@ -82,7 +82,7 @@ def look(settings: Settings, experiment: ExperimentRecord) -> Found:
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
     plan = plan_of(experiment)
     lead = lead_of(settings)
-    found = looking.look(Sight(store, experiment, plan, now, lead), registry.aliases())
+    found = looking.look(ObservedTest(store, experiment, plan, now, lead), registry.aliases())
     get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)
     _show(store, registry, experiment, found.verdict, now)
     return found
@@ -118,7 +118,7 @@ def conclude(settings: Settings, decision: Decision) -> Decision:
 def settle(settings: Settings, watched: ExperimentRecord) -> bool:
     """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
     store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
-    return aftercare.settle(store, registry, watched, now)
+    return probation.settle(store, registry, watched, now)
 
 
 @step("stuck", retries=IO_RETRIES)

@@ -24,7 +24,7 @@ def rollback_id(watched: ExperimentRecord) -> str:
     return f"{moves.MANUAL}{watched.stage.started:.3f}{moves.ROLLBACK}version-{watched.champion}"
 
 
-def standing(store: ObjectStore, watched: ExperimentRecord) -> Decision | None:
+def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision | None:
     """Return the decision to take a watched version back, left by a run that was killed; None where there is none."""
     return decision_of(store, rollback_id(watched))
 

@@ -1,4 +1,4 @@
-"""Compute a decision of the gate or of the watch again, from its record alone, and compare the verdicts bit by bit."""
+"""Compute a decision of the gate or of a probation again, from its record alone, and compare the verdicts bit by bit."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from infra.records import Decision, Verdict
 from infra.records.experiments import RULES
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
-from tasks.experiments.controller import probation as aftercare
+from tasks.experiments.controller import probation
 from tasks.experiments.counting.totals import of_evidence
 from tasks.experiments.planning.plan import plan_of
 from tasks.experiments.stages import ramp, shadow
@@ -41,9 +41,9 @@ def recompute(decision: Decision) -> Verdict:
     experiment, name = decision.watched or decision.experiment, decision.experiment.id
     if decision.evidence is None and decision.copies is None:
         raise ValueError(
-            f"the decision on {name}, by {decision.by}: expected one of the gate or the watch with `evidence` or `copies`, found "
-            "neither; a move by hand, the end of a test that was void, and a decision from before they were recorded cannot be "
-            "computed again"
+            f"the decision on {name}, by {decision.by}: expected one of the gate or a probation with `evidence` or `copies`, "
+            "found neither; a move by hand, the end of a test that was void, and a decision from before they were recorded "
+            "cannot be computed again"
         )
     plan = plan_of(experiment)
     if plan.rules != RULES:
@@ -57,8 +57,8 @@ def recompute(decision: Decision) -> Verdict:
     totals = of_evidence(decision.evidence)
     if decision.watched:
         of_anchor = experiment.stage.name == anchor.ANCHOR
-        found = anchor.judge(experiment, plan, totals) if of_anchor else aftercare.judge(plan, totals)
-        return aftercare.taken_back(found)
+        found = anchor.judge(experiment, plan, totals) if of_anchor else probation.judge(plan, totals)
+        return probation.taken_back(found)
     if experiment.counting.name == "ramp":
         return ramp.judge(experiment, plan, totals, decision.decided)[0]
     return decide(experiment, plan, totals, decision.decided)

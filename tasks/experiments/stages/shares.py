@@ -42,7 +42,7 @@ def resume(experiment: ExperimentRecord, now: float, reason: str, by: str) -> St
 
 
 def watch(experiment: ExperimentRecord, plan: Plan, now: float, lead: float, reason: str) -> Stage:
-    """Return the watch over the version that a test promotes: all but the holdout get it."""
+    """Return the probation of the version that a test promotes: all but the control group get it."""
     start = next_start(experiment, now, lead)
     share = max(1 - plan.holdout_share, experiment.stage.share)
     return Stage(name="watch", share=share, started=start, ends=start + plan.watch_seconds, reason=reason)

@@ -68,7 +68,7 @@ async def test_an_administrator_promotes_in_the_browser(house: House, page: Tab)
     assert summary == "Version 2 becomes champion; version 1 is retired, and a running test ends."
     assert not list(house.store.keys("requests/moves/")), "nothing is asked before it is confirmed"
     await page.run("document.getElementById('confirm').click()")
-    await said(page, "waiting: the watch carries it out")
+    await said(page, "waiting: the controller carries it out")
     (request,) = move_requests.waiting(house.store)
     assert (request.kind, request.version, request.champion, request.by) == ("promote", "2", "1", "admin")
     move_requests.answer(house.store, MoveAnswer(id=request.id, state="done", message="version 2 is champion", time=5))

@@ -17,7 +17,7 @@ from infra.settings.schema import Collect, Experiment
 from infra.storage import moves as log
 from infra.storage.cycles import decision_of
 from tasks.experiments.controller import look as looking
-from tasks.experiments.controller.look import Found, Sight
+from tasks.experiments.controller.look import Found, ObservedTest
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release, succession
 from tasks.experiments.planning.plan import make_plan
@@ -109,7 +109,7 @@ class Line:
         """Look as the watch does, and carry out what it decides."""
         running = self.registry.client.aliases().routed
         assert running and running.plan
-        found = looking.look(Sight(self.store, running, running.plan, self.now, LEAD), self.registry.client.aliases())
+        found = looking.look(ObservedTest(self.store, running, running.plan, self.now, LEAD), self.registry.client.aliases())
         looks.record(self.store, running, found.verdict, self.now)
         if found.decision:
             release.conclude(self.store, self.registry.client, found.decision)

@@ -17,8 +17,8 @@ from infra.settings.schema import Collect, Experiment
 from infra.storage import moves as log
 from infra.storage.cycles import decision_of
 from tasks.experiments.controller import look as looking
-from tasks.experiments.controller import probation as aftercare
-from tasks.experiments.controller.look import Found, Sight
+from tasks.experiments.controller import probation
+from tasks.experiments.controller.look import Found, ObservedTest
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.reports.recompute import recompute
@@ -76,7 +76,7 @@ class Life:
         """Look once, and do what the look found."""
         running = self.client
         assert running.plan
-        found = looking.look(Sight(self.store, running, running.plan, now, LEAD), self.registry.client.aliases())
+        found = looking.look(ObservedTest(self.store, running, running.plan, now, LEAD), self.registry.client.aliases())
         if found.decision:
             if found.decision.evidence or found.decision.copies:
                 written = Decision.model_validate_json(found.decision.model_dump_json())
@@ -181,8 +181,8 @@ def test_a_better_version_passes_every_stage_and_stays(life: Life) -> None:
     assert (aliases.champion, aliases.challenger, aliases.experiment) == ("2", None, None)
     life.ask(start, 500, 10, EQUAL)
     assert life.look(start + 520).verdict.verdict == "undecided"
-    assert not aftercare.settle(life.store, life.registry.client, life.client, start + 520)
-    assert aftercare.settle(life.store, life.registry.client, life.client, start + 601)
+    assert not probation.settle(life.store, life.registry.client, life.client, start + 520)
+    assert probation.settle(life.store, life.registry.client, life.client, start + 601)
     assert life.registry.client.aliases().watch is None
     assert life.kinds() == [
         ("begin", ""),
