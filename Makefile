@@ -2,13 +2,14 @@
 PYTHON ?= python3.11
 VENV := .venv
 PY := $(VENV)/bin/python
+TABLOOP := $(PY) -m infra.cli
 GPU ?=
 LIST := infra/requirements/$(if $(GPU),gpu,cpu).txt
 STAMP := $(VENV)/.installed-$(if $(GPU),gpu,cpu)
 DOCS_VENV := .venv-docs
 DOCS_LIST := infra/requirements/docs.txt
 DOCS_STAMP := $(DOCS_VENV)/.installed
-MOVE = --version "$$VERSION" --reason "$$REASON" $(if $(DRY_RUN),--dry-run) $(if $(APPROVE),--approve)
+MOVE = $(if $(VERSION),"$$VERSION") --reason "$$REASON" $(if $(DRY_RUN),--dry-run) $(if $(APPROVE),--approve)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up down status demo try promote rollback test coverage check bench docs base requirements audit
@@ -18,30 +19,36 @@ help: ## list the targets
 
 setup: $(STAMP) ## create .venv with the pinned packages (GPU=1: CUDA builds)
 
-$(STAMP): $(LIST)
+# The stamp holds the folder that .venv was made in: a checkout that moved is set up again, which says what to do.
+HERE := $(realpath $(VENV))
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(HERE))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): $(LIST) pyproject.toml
 	sh infra/requirements/install.sh $(PYTHON) $(VENV) $(LIST)
-	@touch $@
+	@cd $(VENV) && pwd -P >$(notdir $@)
 
 up: $(STAMP) ## start the stack on this machine and wait until every part is ready
-	$(PY) -m infra.stack up
+	$(TABLOOP) up
 
 down: $(STAMP) ## stop the stack, including processes left by earlier runs
-	$(PY) -m infra.stack down
+	$(TABLOOP) down
 
 status: $(STAMP) ## show every part's state, address and log
-	@$(PY) -m infra.stack status
+	@$(TABLOOP) status
 
 demo: $(STAMP) ## run the whole loop with simulated developers and show the model improve
-	$(PY) -m evals.demo $(ARGS)
+	$(TABLOOP) demo $(ARGS)
 
 try: $(STAMP) ## send one completion and one feedback event to the running stack, step by step
-	@$(PY) -m infra.stack.try_it
+	@$(TABLOOP) try
 
 promote: $(STAMP) ## make a version the champion (VERSION=3 REASON="..." DRY_RUN=1 APPROVE=1; without VERSION: the challenger)
-	@$(PY) -m flows promote $(MOVE)
+	@$(TABLOOP) promote $(MOVE)
 
 rollback: $(STAMP) ## put the champion before this one back (VERSION, REASON, DRY_RUN, APPROVE as for promote)
-	@$(PY) -m flows rollback $(MOVE)
+	@$(TABLOOP) rollback $(MOVE)
 
 test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
 	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS)
@@ -57,14 +64,10 @@ check: $(STAMP) ## check lint, format, types, spelling and layering
 	$(PY) -m pytest tests/test_layering.py
 
 bench: $(STAMP) ## run the benchmarks and write var/bench/NAME.json
-	$(PY) -m evals.bench $(ARGS)
+	$(TABLOOP) bench $(ARGS)
 
 docs: $(STAMP) $(DOCS_STAMP) ## build the documentation into var/docs (its packages are in .venv-docs)
-	@mkdir -p var
-	$(PY) -m serving --describe >var/app.json
-	$(PY) -m infra.docs_build var/app.json var/docs-source
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet --clean --config-file infra/mkdocs.yml
-	@echo "open var/docs/index.html"
+	$(TABLOOP) docs
 
 $(DOCS_STAMP): $(DOCS_LIST)
 	sh infra/requirements/install.sh $(PYTHON) $(DOCS_VENV) $(DOCS_LIST) mkdocs
@@ -72,9 +75,7 @@ $(DOCS_STAMP): $(DOCS_LIST)
 	@touch $@
 
 base: $(STAMP) ## train the small base model into infra/base_model, and tune it to the places where editors ask
-	$(PY) -m evals.base_model.train $(ARGS)
-	$(PY) -m evals.base_model.tune --exponent 0
-	$(PY) -m evals.base_model.tune --seed 1
+	$(TABLOOP) base $(ARGS)
 
 requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml, with hashes and licences
 	sh infra/requirements/compile.sh $(PY)

@@ -36,9 +36,11 @@ ORDER = {
     "evals": ("progress", "developers", "base_model", "compare", "demo", "bench", "studies"),
     "infra": (
         *("records", "settings", "assignment", "identity", "model", "redaction", "http", "storage", "registry", "pages"),
-        *("stack", "docs_build"),
+        *("stack", "docs_build", "cli"),
     ),
 }
+COMMAND = "infra/cli"
+"""The console command, which alone imports every room."""
 ONLY_STEPS = "prefect"
 """Package that only tasks/steps imports among the sub-rooms of tasks."""
 MOST_AT_TOP = {"tasks": 11, "tasks/experiments": 8, "serving": 8, "evals": 8, "infra": 18}
@@ -85,10 +87,30 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     wrong = [
         f"{path}:{line} imports {name}"
         for path in modules(room)
+        if not path.is_relative_to(COMMAND)
         for line, name in imports_of_file(path)
         if name.split(".")[0] in forbidden
     ]
     assert wrong == []
+
+
+def test_the_command_imports_every_room_inside_functions_only_and_nothing_imports_it() -> None:
+    light = ("collections", "contextlib", "getpass", "importlib", "math", "pathlib", "sys", "typing", "typer", "infra.cli")
+    heavy = [
+        f"{path}:{line} imports {name} at its top"
+        for path in modules(COMMAND)
+        for line, name in imports_of_file(path, nested=False)
+        if not name.startswith(light)
+    ]
+    users = [
+        f"{path}:{line} imports {name}"
+        for room in MAY_IMPORT
+        for path in modules(room)
+        if not path.is_relative_to(COMMAND)
+        for line, name in imports_of_file(path)
+        if f"{name}.".startswith("infra.cli.")
+    ]
+    assert heavy == [] and users == []
 
 
 @pytest.mark.parametrize(("package", "folders"), ONLY_IN.items())

@@ -1,7 +1,4 @@
-"""The base model's training data by package, with versions and licences from the installed metadata.
-
-python -m evals.base_model.sources > infra/base_model/SOURCES.md
-"""
+"""The base model's training data by package, with versions and licences from the installed metadata."""
 
 import platform
 from collections import defaultdict
@@ -9,8 +6,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageMetadata, metadata, packages_distributions
 from pathlib import Path
 
-from evals.base_model.corpus import truncate
-from tasks.evaluation.heldout import HELD_OUT_PACKAGES, site_packages, training_files
+from tasks.evaluation.heldout import HELD_OUT_PACKAGES, site_packages
 
 STANDARD_LIBRARY = "the standard library"
 
@@ -62,7 +58,3 @@ def document(files: Iterable[Path]) -> str:
         f"Python files read, {sum(sizes.values()) / 1e6:.0f} MB, by licence; megabytes of each distribution in brackets.\n"
         f"Held out whole: {', '.join(HELD_OUT_PACKAGES)}.\n\n{table(sizes)}\n"
     )
-
-
-if __name__ == "__main__":
-    print(document(truncate(training_files(), seed=0)), end="")

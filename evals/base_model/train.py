@@ -1,12 +1,12 @@
 """Trains the small base model on Python sources that every installation has: tokenizer, data, training, export.
 
-torchrun --standalone --nproc_per_node 2 -m evals.base_model.train --tokens 16000000 --threads 1 --out infra/base_model
+torchrun --standalone --nproc_per_node 2 -m infra.cli base train --tokens 16000000 --threads 1
 """
 
-import argparse
 import json
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -80,41 +80,47 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "pad_token_id": 4}, indent=2))
 
 
-def prepare(files: list[Path], arguments: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Options:
+    """Frozen options of the training."""
+
+    tokens: int
+    """Tokens to train on."""
+    minutes: float
+    """Longest run; the schedule then ends with fewer tokens."""
+    learning_rate: float
+    """Peak learning rate."""
+    seed: int
+    """Of files, cursors and weights."""
+    threads: int
+    """CPU threads of each process."""
+    parent: Path | None
+    """Checkpoint to continue from, with its tokenizer; choose another seed."""
+    work: Path
+    """Folder for rows and tokenizer."""
+    out: Path
+    """Folder to write."""
+
+
+def prepare(files: list[Path], options: Options) -> None:
     """Write the tokenizer and the rows to the work folder."""
-    if arguments.parent:
-        tokenizer = Tokenizer.from_file(str(arguments.parent / "tokenizer.json"))
+    if options.parent:
+        tokenizer = Tokenizer.from_file(str(options.parent / "tokenizer.json"))
     else:
         tokenizer = corpus.train_tokenizer((read_source(file) or "" for file in files[:TOKENIZER_FILES]), VOCABULARY)
-    shutil.rmtree(arguments.work, ignore_errors=True)
-    save_tokenizer(tokenizer, arguments.work / "tokenizer")
+    shutil.rmtree(options.work, ignore_errors=True)
+    save_tokenizer(tokenizer, options.work / "tokenizer")
     renderer = Renderer(tokenizer, "spm", MAX_PREFIX_TOKENS, MAX_SUFFIX_TOKENS)
-    count = arguments.tokens // LENGTH + BATCH.rows
-    corpus.write_rows(files, renderer, LENGTH, count, arguments.seed, arguments.work / ROWS)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m evals.base_model.train", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tokens", type=int, default=16_000_000, help="tokens to train on (default %(default)s)")
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="longest run; the schedule then ends with fewer tokens"
-    )
-    parser.add_argument("--learning-rate", type=float, default=4e-3, help="peak learning rate (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of files, cursors and weights (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each process (default %(default)s)")
-    parser.add_argument("--parent", type=Path, help="checkpoint to continue from, with its tokenizer; choose another --seed")
-    parser.add_argument("--work", type=Path, default=Path("var/base"), help="folder for rows and tokenizer (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("infra/base_model"), help="folder to write (default %(default)s)")
-    return parser.parse_args()
+    count = options.tokens // LENGTH + BATCH.rows
+    corpus.write_rows(files, renderer, LENGTH, count, options.seed, options.work / ROWS)
 
 
 class Reporter:
     """Prints the progress of training on rank 0, and saves snapshots of the checkpoint."""
 
-    def __init__(self, model: TrainedModel, arguments: argparse.Namespace, progress: Progress, part: Part) -> None:
+    def __init__(self, model: TrainedModel, options: Options, progress: Progress, part: Part) -> None:
         """Start the clock."""
-        self._model, self._arguments, self._progress, self._part = model, arguments, progress, part
+        self._model, self._options, self._progress, self._part = model, options, progress, part
         self._start, self._steps, self._saved = time.monotonic(), 0, 0.0
         self.loss = 0.0
         """Exponential moving average of this rank's loss."""
@@ -130,63 +136,58 @@ class Reporter:
                 figures = f"loss {self.loss:.3f}  gradient {norm:.2f}  {speed:,.0f} tokens/s"
                 self._progress.say(f"{tokens / 1e6:7.2f} M tokens  {figures}  {progress:.1%}")
         if progress - self._saved > SNAPSHOT_EVERY:
-            save(self._model, self._arguments)
+            save(self._model, self._options)
             self._saved = progress
 
 
-def save(model: TrainedModel, arguments: argparse.Namespace) -> None:
+def save(model: TrainedModel, options: Options) -> None:
     """Write the checkpoint and the tokenizer to --out."""
-    model.save(arguments.out, torch.bfloat16, extras=arguments.work / "tokenizer")
+    model.save(options.out, torch.bfloat16, extras=options.work / "tokenizer")
 
 
-def main() -> None:
-    """Train the base model and write it to --out."""
-    arguments = parse_arguments()
-    torch.set_num_threads(arguments.threads)
+def run(options: Options) -> None:
+    """Train the base model and write it to its folder."""
+    torch.set_num_threads(options.threads)
     start_time = time.monotonic()
 
-    start(Parallel(), arguments.seed)
+    start(Parallel(), options.seed)
     lead = dist.get_rank() == 0
     with Progress(Console(quiet=not lead)) as progress:
-        make_base(arguments, start_time, lead, progress)
+        make_base(options, start_time, lead, progress)
     stop()
 
 
-def make_base(arguments: argparse.Namespace, start_time: float, lead: bool, progress: Progress) -> None:
+def make_base(options: Options, start_time: float, lead: bool, progress: Progress) -> None:
     """Prepare the data on the leading rank, then train on all, and tell the progress."""
-    files = corpus.truncate(training_files(), arguments.seed)
+    files = corpus.truncate(training_files(), options.seed)
     if lead:
         progress.say(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB")
         with progress.part("base: tokenizer and rows"):
-            prepare(files, arguments)
+            prepare(files, options)
     dist.barrier()
-    rows = np.load(arguments.work / ROWS, mmap_mode="r")
+    rows = np.load(options.work / ROWS, mmap_mode="r")
     bf16 = matmul.faster_in_bf16(matmul.processor())
-    optimization = Optimization(arguments.learning_rate, optimizer="muon", weight_decay=0.1, bf16=bf16)
+    optimization = Optimization(options.learning_rate, optimizer="muon", weight_decay=0.1, bf16=bf16)
     model = TrainedModel(architecture(), Parallel(), optimization)
     model.make_optimizer()
-    if arguments.parent:
-        model.load(arguments.parent)
+    if options.parent:
+        model.load(options.parent)
     parameters = sum(p.numel() for p in model.megatron.parameters()) / 1e6
     seconds = time.monotonic() - start_time
     progress.say(f"{rows.size / 1e6:.1f} M tokens prepared, {parameters:.2f} M parameters, {seconds:.0f} s")
     middle, end = SPECIAL_TOKENS.index(MIDDLE), SPECIAL_TOKENS.index(END)
     with progress.part("base: training", 1.0) as part:
-        reporter = Reporter(model, arguments, progress, part)
+        reporter = Reporter(model, options, progress, part)
         tokens = train(
             model,
             rows,
-            Schedule(arguments.learning_rate, arguments.tokens, arguments.minutes),
+            Schedule(options.learning_rate, options.tokens, options.minutes),
             BATCH,
             lambda batch: weights_of(batch, middle, end, MIDDLE_WEIGHT),
             reporter,
         )
-    save(model, arguments)
+    save(model, options)
     if lead:
-        (arguments.out / "SOURCES.md").write_text(sources.document(files))
+        (options.out / "SOURCES.md").write_text(sources.document(files))
     seconds = time.monotonic() - start_time
-    progress.say(f"done: {tokens} tokens, loss {reporter.loss:.3f}, {seconds:.0f} s; wrote {arguments.out}")
-
-
-if __name__ == "__main__":
-    main()
+    progress.say(f"done: {tokens} tokens, loss {reporter.loss:.3f}, {seconds:.0f} s; wrote {options.out}")

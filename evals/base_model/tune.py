@@ -1,11 +1,11 @@
-"""Tunes the base model to the places at which editors ask, and chooses its temperature: python -m evals.base_model.tune
+"""Tunes the base model to the positions where editors ask, and chooses its temperature: `tabloop base tune`.
 
-The second half of `make base`. It reads the base model's training sources only, writes the tuned weights in place of the model's,
-and writes the best temperature to generation_config.json.
+The second half of `tabloop base`. It reads the base model's training sources only, writes the tuned weights in place of the
+model's, and writes the best temperature to generation_config.json.
 """
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 
 from evals.base_model import tuning
 from evals.progress import Progress
-from infra import settings as configuration
 from infra.model.fim import Renderer
 from infra.settings import Settings
 from infra.settings.training import Recipe
@@ -28,17 +27,22 @@ GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m evals.base_model.tune", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--model", type=Path, default=Path("infra/base_model"), help="checkpoint to tune, in place (default %(default)s)")
-    add("--places", type=int, default=19_200, help="places to train on; 0: only choose the temperature (default %(default)s)")
-    add("--learning-rate", type=float, default=1e-3, help="learning rate at the start (default %(default)s)")
-    add("--exponent", type=float, default=0.3, help="train.settled_exponent; 0: the cross-entropy (default %(default)s)")
-    add("--compared", type=int, default=2000, help="places that each temperature is tried at (default %(default)s)")
-    add("--seed", type=int, default=0, help="of places and draws (default %(default)s)")
-    return parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    """Frozen options of the tuning."""
+
+    model: Path
+    """Checkpoint to tune, in place."""
+    places: int
+    """Positions to train on; 0: only choose the temperature."""
+    learning_rate: float
+    """Learning rate at the start."""
+    exponent: float
+    """train.settled_exponent; 0: the cross-entropy."""
+    compared: int
+    """Positions that each temperature is tried at."""
+    seed: int
+    """Of positions and draws."""
 
 
 def update_settings(settings: Settings, learning_rate: float, exponent: float, seed: int) -> Recipe:
@@ -56,7 +60,7 @@ def update_settings(settings: Settings, learning_rate: float, exponent: float, s
     )
 
 
-def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Sources, progress: Progress) -> None:
+def tune(settings: Settings, options: Options, sources: tuning.Sources, progress: Progress) -> None:
     """Train the checkpoint on places of the tuned files, and replace its weights."""
     model, max_tokens = settings.model, settings.serving.sampling.max_tokens
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
@@ -79,9 +83,8 @@ def tune(settings: Settings, options: argparse.Namespace, sources: tuning.Source
         save_file(weights, options.model / WEIGHTS, metadata={"format": "pt"})  # as pretraining leaves it
 
 
-def main() -> None:
+def run(settings: Settings, options: Options) -> None:
     """Tune the model and write its best temperature."""
-    options, settings = parse_arguments(), configuration.load()
     sources = tuning.sources(options.seed)
     with Progress(Console()) as progress:
         if options.places:
@@ -98,7 +101,3 @@ def main() -> None:
     path = options.model / GENERATION
     chosen = {"do_sample": True, "temperature": tuning.best(scores).temperature}
     path.write_text(json.dumps(json.loads(path.read_text()) | chosen, indent=2))
-
-
-if __name__ == "__main__":
-    main()

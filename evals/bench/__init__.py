@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m evals.bench [NAME...]` runs modules with `run(settings) -> figures`."""
+"""Benchmarks: `tabloop bench [NAME...]` runs modules with `run(settings) -> figures`."""

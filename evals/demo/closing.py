@@ -3,13 +3,13 @@
 The champion is served as its users get it, with its estimate of what is kept; the base has none, and shows all that it completes.
 """
 
-import argparse
 import asyncio
 import json
 import time
 from collections.abc import Mapping
 
 from evals import developers
+from evals.demo.options import Options
 from evals.demo.view import View
 from evals.developers import GROUNDS, Ground
 from infra.registry.client import CHALLENGER, Registry
@@ -44,7 +44,7 @@ def pins_of(settings: Settings, champion: str, ground: Ground) -> dict[str, deve
 
 
 async def compare_with_base(
-    options: argparse.Namespace, settings: Settings, code: Code, registry: Registry, champion: str, view: View
+    options: Options, settings: Settings, code: Code, registry: Registry, champion: str, view: View
 ) -> dict[Ground, developers.PairedRun]:
     """Serve the base in the challenger's slot, without an experiment, and measure both versions on each ground.
 
@@ -88,7 +88,7 @@ async def _until_served(run: developers.RunSettings, code: Code, versions: set[s
     raise RuntimeError(f"serving: versions {sorted(versions)} are not both served after {SWAP_SECONDS:.0f} s; see var/stack/logs")
 
 
-def run_settings(options: argparse.Namespace, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
+def run_settings(options: Options, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
     """Return the settings of a run of the demo's developers."""
     return developers.RunSettings(
         address=developers.stack_address(settings),

@@ -1,18 +1,17 @@
-"""Make pictures of the five screens of a finished demo: python -m evals.demo.screens
+"""Make pictures of the five screens of a finished demo: `tabloop screens`
 
 The terminal's last screen, the report, the status page, and the pages of the champion in MLflow and of the newest cycle's run in
 Prefect. It needs var/demo/report.json, the running stack and a browser, and writes PNG files, for light or for dark.
 """
 
-import argparse
 import base64
 import io
 import re
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -24,7 +23,7 @@ from evals.demo.last_screen import LastScreen
 from evals.demo.record import Report
 from infra import settings as configuration
 from infra.settings import Settings
-from infra.stack.__main__ import login_links
+from infra.stack.addresses import login_links
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
 
@@ -105,39 +104,33 @@ def newest_run(store: ObjectStore) -> str:
     for cycle in reversed(cycles.sealed(cycles.index(store))):
         if run := cycles.manifest_of(store, cycle).run:
             return run
-    raise ValueError(f"{store.uri('cycles/')}: no cycle with a flow run; run `make demo` first")
+    raise ValueError(f"{store.uri('cycles/')}: no cycle with a flow run; run `tabloop demo` first")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the pictures. Exit code 2: what they need is missing."""
-    parser = argparse.ArgumentParser(prog="python -m evals.demo.screens", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="folder of the pictures (default %(default)s)")
-    parser.add_argument("--scheme", choices=["light", "dark"], default="light", help="colour scheme (default %(default)s)")
-    options = parser.parse_args(arguments)
+class NoScreens(ValueError):
+    """What the pictures need is missing; the message says what to do."""
+
+
+def run(settings: Settings, scheme: Literal["light", "dark"], out: Path) -> Iterator[Path]:
+    """Write the pictures into a folder, and yield their files.
+
+    Raises:
+        NoScreens: there is no finished demo, or no browser.
+    """
     written, program = configuration.ROOT / DEMO / "report.json", browser.find()
     if not written.exists():
-        return _missing(f"{written}: not found; run `make demo` first, and let the stack run")
+        raise NoScreens(f"{written}: not found; run `tabloop demo` first, and let the stack run")
     if program is None:
-        return _missing(f"no browser is installed: expected one of {', '.join(browser.PROGRAMS)} on the PATH")
-    settings, found = configuration.load(), Report.model_validate_json(written.read_text())
-    options.out.mkdir(parents=True, exist_ok=True)
+        raise NoScreens(f"no browser is installed: expected one of {', '.join(browser.PROGRAMS)} on the PATH")
+    found = Report.model_validate_json(written.read_text())
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         shown = screens(settings, found, newest_run(ObjectStore.connect(settings.store)), Path(folder))
         with browser.running(program, Path(folder) / "profile") as running, running.tab(running.open("about:blank")) as tab:
             for screen in shown:
-                print(take(tab, screen, options.scheme, options.out))
-    return 0
-
-
-def _missing(problem: str) -> int:
-    print(f"evals.demo.screens: {problem}", file=sys.stderr)
-    return 2
+                yield take(tab, screen, scheme, out)
 
 
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

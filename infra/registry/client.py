@@ -94,6 +94,10 @@ class RegistryError(RuntimeError):
     """The registry returned an error or did not respond."""
 
 
+class NoAnswer(RegistryError):
+    """The registry did not respond."""
+
+
 class NotRegistered(RegistryError):
     """The registry has no such version."""
 
@@ -214,8 +218,8 @@ class Registry:
         try:
             response = self._http.request(method, f"/api/2.0/mlflow/{path}", **request)
         except httpx.HTTPError as error:
-            raise RegistryError(
-                f"registry.uri = {masked(str(self._http.base_url))!r}: no response: {error}; check with `make status` that "
+            raise NoAnswer(
+                f"registry.uri = {masked(str(self._http.base_url))!r}: no response: {error}; check with `tabloop status` that "
                 "MLflow runs"
             ) from error
         if response.is_success:

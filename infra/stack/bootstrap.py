@@ -1,17 +1,14 @@
-"""Prepare empty servers for tabloop: python -m infra.stack.bootstrap
+"""Prepare empty servers: `tabloop bootstrap`.
 
 On the servers that the settings name, it makes what is missing: the bucket; the base model as version 1 and champion; Prefect's
 work pool; the deployments of prefect.yaml. Each step prints what it did; a second call changes nothing. It needs no local stack.
 """
 
-import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 
-from infra import settings as settings_
 from infra.registry.client import RegistryError
 from infra.settings import Settings, SettingsError
 from infra.stack import orchestration, pools, prefect_api, seed
@@ -20,7 +17,7 @@ from infra.stack.prefect_api import DeployError
 from infra.stack.processes import MARK
 from infra.storage.store import ConditionalPutsIgnored, Refused, Unreachable
 
-COMMAND = "python -m infra.stack.bootstrap"
+COMMAND = "tabloop bootstrap"
 USERS_ERRORS = (SettingsError, seed.NoBaseModel, RegistryError, DeployError, ConditionalPutsIgnored, Refused, Unreachable)
 Step = tuple[str, Callable[[Settings], str]]
 
@@ -49,7 +46,7 @@ def deployments(settings: Settings) -> str:
     if not (names := orchestration.outdated(settings)):
         return f"{', '.join(one['name'] for one in orchestration.declared())}: unchanged"
     variables = client_environment(settings, dict(os.environ))
-    del variables[MARK]  # no part of the local stack: `make down` leaves it alone
+    del variables[MARK]  # no part of the local stack: `tabloop down` leaves it alone
     orchestration.deploy(settings, variables, COMMAND)
     return f"{', '.join(names)}: deployed"
 
@@ -73,19 +70,3 @@ def run(settings: Settings, steps: Sequence[Step] = STEPS) -> Iterator[str]:
             yield f"{name:<12} {step(settings)}"
         except httpx.HTTPError as error:
             raise prefect_api.explained(settings, error) from error
-
-
-def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
-    argparse.ArgumentParser(prog=COMMAND, description=__doc__).parse_args(arguments)
-    try:
-        for line in run(settings_.load()):
-            print(line, flush=True)
-    except USERS_ERRORS as error:
-        print(f"\nbootstrap: {error}\n  next: correct it, then `{COMMAND}` again", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

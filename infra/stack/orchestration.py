@@ -62,7 +62,7 @@ def outdated(settings: Settings) -> list[str]:
     return [name for name, one in found.items() if one is None or (one["version"], one["work_pool_name"]) != wanted]
 
 
-def deploy(settings: Settings, environment: dict[str, str], again: str = "make up") -> None:
+def deploy(settings: Settings, environment: dict[str, str], again: str = "tabloop up") -> None:
     """Deploy prefect.yaml, and give each deployment the release as its version.
 
     Args:
@@ -79,14 +79,14 @@ def deploy(settings: Settings, environment: dict[str, str], again: str = "make u
                 http.patch(f"deployments/{found['id']}", json={"version": release(settings)}).raise_for_status()
 
 
-def automate(settings: Settings, environment: dict[str, str], again: str = "make up") -> None:
+def automate(settings: Settings, environment: dict[str, str], again: str = "tabloop up") -> None:
     """Make the automations of infra/stack/automations.py. Raises DeployError as `deploy` does."""
-    _run(["infra.stack.automations"], settings, environment, again)
+    _run(["infra.cli", "automations"], settings, environment, again)
 
 
 def _run(module: list[str], settings: Settings, environment: dict[str, str], again: str) -> None:
     """Run a Python module that talks to Prefect's server."""
-    words, seconds = " ".join(module), settings.stack.ready_seconds
+    words, seconds = " ".join(module).replace("infra.cli", "tabloop"), settings.stack.ready_seconds
     command = [sys.executable, "-m", *module]
     try:
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)

@@ -15,6 +15,10 @@ class DeployError(RuntimeError):
     """Prefect's server does not take what is deployed; the message says what to change."""
 
 
+class NoAnswer(DeployError):
+    """Prefect's server does not answer."""
+
+
 class PatientTransport(httpx.HTTPTransport):
     """Sends a request again while the server's SQLite database is locked, which it answers with HTTP 503."""
 
@@ -49,7 +53,10 @@ def explained(settings: Settings, error: httpx.HTTPError) -> DeployError:
         return DeployError(f"{api}: HTTP {status}: expected the URL of Prefect's API, which ends in /api")
     if status:
         return DeployError(f"{api}: HTTP {status}: {error}")
-    return DeployError(f"{api}: no response: {error or type(error).__name__}; start Prefect's server, or correct the setting")
+    return NoAnswer(
+        f"{api}: no response: {error or type(error).__name__}; start Prefect's server, or correct the setting; "
+        "`tabloop status` shows the local one"
+    )
 
 
 def placeholders(text: str) -> list[str]:

@@ -1,10 +1,9 @@
-"""Send one completion and one feedback event to the running stack, as Continue does: python -m infra.stack.try_it
+"""Send one completion and one feedback event to the running stack, as Continue does
 
 Prints the response to each step; if a step fails, prints what to do.
 """
 
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import httpx
 from infra import settings as settings_
 from infra.model.fim import MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX
 from infra.records import Feedback
-from infra.settings import Settings, SettingsError
+from infra.settings import Settings
 from infra.storage.store import ObjectStore
 
 CODE = ("import os\n\ndef read(path):\n    with open(path) as ", ":\n        return f.read()\n")
@@ -25,7 +24,7 @@ class StepFailed(RuntimeError):
     """A step failed; the message says what to do."""
 
 
-def main(settings: Settings, say: Callable[[str], None] = print) -> int:
+def run(settings: Settings, say: Callable[[str], None] = print) -> int:
     """Run every step once, and return the exit code."""
     serving = settings.serving
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
@@ -172,10 +171,3 @@ def _explain(response: httpx.Response) -> None:
             raise StepFailed(f"the model is not loaded, or the spool is full. {status}\n  `make status`, then the engines' logs")
         case _:
             raise StepFailed(f"{status}\n  the serving app's log has details; `make status` shows its path")
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(settings_.load()))
-    except SettingsError as error:
-        sys.exit(f"settings: {error}")

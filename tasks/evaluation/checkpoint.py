@@ -1,19 +1,17 @@
 """Scores of one checkpoint on lines of code that are not in its training data.
 
-python -m tasks.evaluation.checkpoint infra/base_model --samples 400 --temperature 0
+`tabloop evaluate infra/base_model --samples 400` prints them.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from infra import settings as configuration
 from infra.records import HeldOutCompletion
-from infra.settings import schema
+from infra.settings import Settings, schema
 from tasks.evaluation import judge as judges
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
@@ -77,31 +75,34 @@ def scores_table(scores: Scores, title: str) -> Table:
     return table
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Score a checkpoint and print the table."""
-    settings = configuration.load()
-    parser = argparse.ArgumentParser(prog="python -m tasks.evaluation.checkpoint", description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", type=Path, help="directory in Hugging Face layout")
-    parser.add_argument(
-        "--samples", type=int, default=settings.evaluate.samples, help="number of positions (default %(default)s)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 is greedy (default)")
-    parser.add_argument("--seed", type=int, default=settings.evaluate.seed, help="seed of the positions and of the draws")
-    parser.add_argument("--order", choices=["psm", "spm"], default=settings.model.fim_order, help="FIM order of the checkpoint")
-    parser.add_argument("--examples", type=int, default=0, help="number of positions to print")
-    options = parser.parse_args(arguments)
-    held_out = held_out_positions(options.samples, options.seed)
-    model = settings.model.model_copy(update={"fim_order": options.order})
+def report(
+    checkpoint: Path,
+    settings: Settings,
+    *,
+    samples: int | None = None,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    order: Literal["psm", "spm"] | None = None,
+    examples: int = 0,
+) -> None:
+    """Score a checkpoint and print the table; the numbers that are None are the settings'.
+
+    Args:
+        checkpoint: directory in Hugging Face layout.
+        samples: number of positions.
+        temperature: sampling temperature; 0 is greedy.
+        seed: seed of the positions and of the draws.
+        order: FIM order of the checkpoint.
+        examples: number of positions to print.
+    """
+    seed = settings.evaluate.seed if seed is None else seed
+    held_out = held_out_positions(samples or settings.evaluate.samples, seed)
+    model = settings.model.model_copy(update={"fim_order": order or settings.model.fim_order})
     judge = judges.build(settings.evaluate.judge)
-    sampling = settings.serving.sampling.model_copy(update={"temperature": options.temperature})
-    scores = evaluate(options.checkpoint, held_out, model, sampling, judge, seed=options.seed)
+    sampling = settings.serving.sampling.model_copy(update={"temperature": temperature})
+    scores = evaluate(checkpoint, held_out, model, sampling, judge, seed=seed)
     console = Console()
-    for position, score in list(zip(held_out, scores.by_position, strict=True))[: options.examples]:
+    for position, score in list(zip(held_out, scores.by_position, strict=True))[:examples]:
         line = position.prefix.rsplit("\n", 1)[-1]
         console.print(f"{line!r} -> {score.completion!r}, real text {score.truth!r}", markup=False, highlight=False)
-    console.print(scores_table(scores, options.checkpoint.name))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    console.print(scores_table(scores, checkpoint.name))

@@ -1,14 +1,6 @@
-"""Print the bucket of a request, and why it is there, from the objects that the cycles wrote.
+"""The bucket of a request, and why it is there, from the objects that the cycles wrote: `tabloop explain ID`."""
 
-    python -m tasks.labels.explain ID
-
-ID is the completion's id in the response ("cmpl-..."). Prints one line for each sealed cycle whose window held the request, the
-newest first. Exits 1 if no cycle did.
-"""
-
-import argparse
 import io
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,7 +8,6 @@ from typing import Any, cast
 import polars as pl
 import pyarrow.parquet as pq
 
-from infra import settings as settings_
 from infra.records import Bucket, CycleOutcome, Manifest
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
@@ -156,24 +147,3 @@ def _without_requests(store: ObjectStore, cycle: str, samples: str, objects: set
         table = pq.read_table(io.BytesIO(store.get(samples)), columns=["completion_id"])
         if completion in table["completion_id"].to_pylist():
             yield Fate(cycle, "trained")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the fate of a request."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.labels.explain", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("id", help='the completion\'s id in the response ("cmpl-...")')
-    completion = parser.parse_args(arguments).id
-    store = ObjectStore.connect(settings_.load().store)
-    fates = list(explain(store, completion))
-    for fate in fates:
-        print(fate)
-    if not fates:
-        print(
-            f"{completion}: in no cycle of {store.uri('cycles/')}. Either it was not recorded, or no cycle has collected it yet: "
-            "a cycle begins with collect.min_samples samples; see its last runs: `prefect flow-run ls --limit 3`"
-        )
-    return 0 if fates else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from evals.bench.__main__ import KNOWN, MINUTES, main, module_of, parse, run_bench, summary
 from evals.bench.figures import Bench, Figure, Size, bound, figure, read, told, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
+from evals.bench.suite import KNOWN, MINUTES, chosen, module_of, run_bench, summary
 from evals.progress import Progress
+from infra.cli import main
 from infra.settings import LOCAL, Settings, load
 
 
@@ -108,7 +109,7 @@ def test_every_benchmark_yields_figures_from_the_settings_and_its_run(name: str)
 
 def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:
     assert 8 <= sum(size.quick for size in MINUTES.values()) <= 12 < sum(size.full for size in MINUTES.values())
-    assert parse(["--quick"]).names == list(MINUTES) and parse(["--quick"]).quick
+    assert chosen([]) == list(MINUTES)
 
 
 def test_percentiles_are_of_the_times_to_the_first_token() -> None:
@@ -129,6 +130,5 @@ def test_one_disturbed_block_moves_neither_the_median_nor_its_bounds() -> None:
 
 
 def test_the_error_names_the_unknown_benchmark_and_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["nothing"])
+    assert main(["bench", "nothing"]) == 2
     assert "nothing" in (output := capsys.readouterr().err) and all(name in output for name in MINUTES)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from evals.bench import __main__ as command
+from evals.bench import suite
 from evals.bench.fleet import parts, records
 from evals.bench.fleet.load import Event, Request, Watched, back_after, p99
 from evals.bench.own_app import is_listening
@@ -95,12 +95,13 @@ def test_the_bench_names_the_packages_that_are_missing(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(postgresql, "programs", missing)
     monkeypatch.setattr(parts, "haproxy_program", lambda: None)
-    with pytest.raises(SystemExit, match=r"not installed: haproxy \(.*\), postgresql \(no initdb\)"):
-        command.main(["fleet"])
+    with pytest.raises(suite.CannotRun, match=r"not installed: haproxy \(.*\), postgresql \(no initdb\)"):
+        suite.chosen(["fleet"])
 
 
-def test_the_bench_runs_only_if_it_is_named() -> None:
-    assert "fleet" not in command.parse([]).names and command.parse(["fleet"]).names == ["fleet"]
+def test_the_bench_runs_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "fleet_lacks", lambda: [])
+    assert "fleet" not in suite.chosen([]) and suite.chosen(["fleet"]) == ["fleet"]
 
 
 def test_a_killed_database_keeps_what_it_acknowledged(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from itertools import pairwise
 
-import pytest
-
-from evals.bench import __main__ as command
+from evals.bench import suite
 from evals.bench.shape.loop import ENGINE_BYTES, SHAPE, SIZE, SPARE, layers_that_fit, planned
 from infra.model import architectures
 
@@ -28,6 +26,5 @@ def test_it_takes_as_many_layers_as_fit() -> None:
     assert all(few <= more for few, more in pairwise(found))
 
 
-@pytest.mark.parametrize("quick", [[], ["--quick"]])
-def test_it_runs_only_if_it_is_named(quick: list[str]) -> None:
-    assert "shape" not in command.parse(quick).names and command.parse([*quick, "shape"]).names == ["shape"]
+def test_it_runs_only_if_it_is_named() -> None:
+    assert "shape" not in suite.chosen([]) and suite.chosen(["shape"]) == ["shape"]

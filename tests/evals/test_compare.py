@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from evals.compare import models, report, runs
-from evals.compare.__main__ import main
 from evals.compare.comparison import Comparison, compare
 from evals.compare.models import UnknownModel, find_models
 from evals.compare.places import UnknownSet, named_sets
 from infra import settings as configuration
+from infra.cli import main
 from infra.model.fim import Renderer
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, HeldOut, Model, Registry, Sampling, Serving
@@ -88,7 +88,7 @@ def test_the_command_compares_directories(
         "--set",
         "packages",
     ]
-    assert main(arguments) == 0
+    assert main(["compare", *arguments]) == 0
     output = capsys.readouterr().out
     assert "edit_similarity" in output and "model_1 as a candidate: undecided; 24 places" in output
     assert "<h1>" in (tmp_path / "report.html").read_text()
@@ -121,8 +121,7 @@ def test_the_places_of_a_comparison_are_those_of_the_settings_sets_by_name_and_l
 
 
 def test_one_model_and_unknown_names_are_errors_that_say_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["infra/base_model"])
+    assert main(["compare", "infra/base_model"]) == 2
     with pytest.raises(UnknownModel, match=r"expected a directory in Hugging Face layout"):
         find_models([str(tmp_path)], Settings(), None)
     with pytest.raises(UnknownModel, match="named twice"):

@@ -9,7 +9,7 @@ import zlib
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
-from typing import Any
+from inspect import signature
 
 import pytest
 from aiohttp import web
@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings, code_from, measure, run
-from evals.developers.__main__ import main, parser
 from evals.developers.pacer import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
+from infra.cli import main
+from infra.cli.measure import developers
 from infra.model import fim
 from tasks.evaluation.positions import Code, Source
 
@@ -227,10 +228,10 @@ async def test_a_silent_editor_reports_nothing():
 
 @pytest.mark.parametrize("value", ["1.5", "-0.1", "half", "nan"])
 def test_a_share_of_silent_editors_is_a_share(value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parser().parse_args([]).silent == Quirks().silent_editors == 0.25
-    with pytest.raises(SystemExit):
-        parser().parse_args([f"--silent={value}"])
-    assert f"--silent: expected a share from 0 to 1, got {value}" in capsys.readouterr().err
+    assert signature(developers).parameters["silent"].default == Quirks().silent_editors == 0.25
+    assert main(["developers", f"--silent={value}"]) == 2
+    said = capsys.readouterr().err
+    assert "--silent" in said and "0<=x<=1" in said and value in said
 
 
 def _marks(text: str) -> set[str]:
@@ -403,6 +404,7 @@ def test_the_command_writes_the_report_and_the_decisions(tmp_path, capsys):
         assert (
             main(
                 [
+                    "developers",
                     *("--url", address[0].api_base, "--feedback-url", address[0].feedback_url, "--version", "7", *common),
                     *("--report", str(report), "--decisions", str(decisions)),
                 ]
@@ -416,8 +418,8 @@ def test_the_command_writes_the_report_and_the_decisions(tmp_path, capsys):
     assert set(report_json["by_version"]) == {"7"} and report_json["total"]["requests"] == 40
     assert len(decisions.read_text().splitlines()) == 40
     assert "of the answered" in capsys.readouterr().out
-    assert main(["--url", "http://127.0.0.1:9/v1", "--feedback-url", "http://127.0.0.1:9", *common]) == 1
-    assert "make status" in capsys.readouterr().err
+    assert main(["developers", "--url", "http://127.0.0.1:9/v1", "--feedback-url", "http://127.0.0.1:9", *common]) == 1
+    assert "tabloop status" in capsys.readouterr().err
 
 
 async def test_a_waiting_developer_continues_once_the_rate_limit_ends() -> None:

@@ -10,6 +10,7 @@ from evals.demo import browser as browser_
 from evals.demo import report as report_
 from evals.demo import screens
 from evals.demo.screens import HEIGHT, WIDTH, Screen
+from infra.cli import main
 from infra.settings import load
 from tests.evals.made_report import report
 from tests.infra import browser
@@ -48,5 +49,5 @@ def test_without_a_finished_demo_the_command_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(screens, "DEMO", tmp_path)
-    assert screens.main([]) == 2
-    assert "report.json: not found; run `make demo` first" in capsys.readouterr().err
+    assert main(["screens"]) == 2
+    assert "report.json: not found; run `tabloop demo` first" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`python -m flows`: it starts a run of a deployment once, waits for its end, and says how it ended."""
+"""Runs of deployments, as `tabloop promote` makes them: started once, waited for, reported."""
 
 import itertools
 import json
@@ -6,7 +6,8 @@ import json
 import httpx
 import pytest
 
-from flows import __main__ as command
+from infra import cli
+from infra.stack import flow_runs as command
 
 
 def prefect(states: list[dict[str, str]], asked: list[dict] | None = None, deployed: bool = True) -> httpx.Client:
@@ -52,9 +53,9 @@ def test_a_run_is_started_and_its_end_is_told(end: dict, code: int, words: str, 
 
 
 def test_a_server_without_the_deployment_and_a_run_that_nobody_takes_are_errors() -> None:
-    with pytest.raises(command.NotStarted, match=r"python -m infra\.stack\.bootstrap"):
+    with pytest.raises(command.NotStarted, match=r"tabloop bootstrap"):
         command.start(prefect([{}], deployed=False), "promote", {})
-    with pytest.raises(command.NotStarted, match="once a worker takes it"):
+    with pytest.raises(command.NotTaken, match="once a worker takes it"):
         command.wait(prefect([{"type": "SCHEDULED"}]), "r", itertools.count(step=30).__next__)
 
 
@@ -62,5 +63,5 @@ def test_a_command_without_prefect_names_the_next_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TABLOOP_ORCHESTRATION__API", "http://127.0.0.1:1/api")
-    assert command.main(["rollback"]) == 1
-    assert "rollback: " in (said := capsys.readouterr().err) and "make status" in said
+    assert cli.main(["rollback"]) == cli.errors.NOT_READY
+    assert "rollback: " in (said := capsys.readouterr().err) and "tabloop status" in said

@@ -1,4 +1,4 @@
-"""A judge in place of developers, for teams with no traffic yet: python -m evals.studies.judged
+"""A judge in place of developers, for teams with no traffic yet: `tabloop study judged`
 
 places     where the models learn and where they are scored
 user       a simulated developer: accepts what the judge scores high enough

@@ -1,5 +1,4 @@
-"""The gains that a team's tests can detect, and the plan of its next test: python -m tasks.experiments.planning.planner [--days
-N]
+"""The gains that a team's tests can detect, and the plan of its next test: `tabloop plan`.
 
 From recent traffic, by each design and for tests of a day, a week and four weeks: the smallest gain of acceptance that is
 promoted with a chance of 80 %, the chance to promote gains of 5, 10 and 20 %, and the chance to ship an equal version in the mode
@@ -13,10 +12,7 @@ The chance to promote is that of the whole rule (rules.py): a sure gain, and eve
 from that joint normal distribution. What a setting leaves open, 0 or "auto", is chosen here when a test opens.
 """
 
-import argparse
 import math
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -24,10 +20,14 @@ from statistics import NormalDist
 import numpy as np
 from scipy.stats import binom
 
-from infra import settings as configuration
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Design
+<<<<<<< HEAD
 from infra.settings.schema import Collect, Experiment
+=======
+from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment, Margins
+>>>>>>> 78a5a70 (Add the command tabloop, and remove the module doors)
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.traffic import DAY, Traffic, divide, recent
 from tasks.experiments.planning.plan import make_plan, unplanned
@@ -295,7 +295,7 @@ def _round_up(margin: float) -> float:
     return math.ceil(margin * 1e4) / 1e4
 
 
-def plan_test(store: ObjectStore, settings: configuration.Settings, now: float) -> Plan:
+def plan_test(store: ObjectStore, settings: Settings, now: float) -> Plan:
     """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days."""
     experiment, collect = settings.experiment, settings.collect
     if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
@@ -333,24 +333,19 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the prospects of the team's tests. Exit code 1 without requests to plan from."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.experiments.planning.planner", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--days", type=float, default=7.0, help="days of recent traffic to plan from (default %(default)s)")
-    options = parser.parse_args(arguments)
-    settings = configuration.load()
+class NothingToPlan(ValueError):
+    """There is no recent traffic to plan from."""
+
+
+def report(store: ObjectStore, settings: Settings, now: float, days: float) -> str:
+    """Return what the team can find out from the traffic of the last `days`, and the next test.
+
+    Raises:
+        NothingToPlan: a test would count none of the requests.
+    """
     plan = make_plan(settings.experiment, settings.collect)
-    traffic = recent(ObjectStore.connect(settings.store), settings, plan, time.time(), options.days)
+    traffic = recent(store, settings, plan, now, days)
     if not traffic.sums["judged"].sum():
-        print(f"planner: no request of the last {options.days:g} days that a test would count; try --days 28", file=sys.stderr)
-        return 1
-    widened = settings.experiment.widen_margins
+        raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
     proposal = propose(traffic, settings.experiment, settings.collect)
-    print(page(prospects(traffic, plan, widened=widened), traffic, plan, proposal))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return page(prospects(traffic, plan, widened=settings.experiment.widen_margins), traffic, plan, proposal)

@@ -1,31 +1,19 @@
-"""Estimate training memory per GPU: python -m tasks.trainer.memory.fit --model DIR --gpu 80GB --gpus 8
+"""Estimate training memory per GPU: `tabloop memory --model DIR --gpu 80GB --gpus 8`.
 
 Prints what each part of a layout takes, and proposes layouts with the largest micro-batch that fits. Reads config.json alone.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from infra.model.architectures import Architecture, UnsupportedCheckpoint, read
+from infra.model.architectures import Architecture
 from infra.settings.training import Recipe
-from tasks.trainer.memory.estimate import (
-    RECOMPUTATIONS,
-    Layout,
-    Means,
-    Memory,
-    MicroBatchSize,
-    Proposal,
-    estimate,
-    propose,
-    usable,
-)
+from tasks.trainer.memory.estimate import Layout, Means, Memory, MicroBatchSize, Proposal, estimate, propose, usable
 
 GB = 1e9
 UNITS = {"GB": 1e9, "GIB": 2**30}
@@ -155,38 +143,3 @@ def in_short(means: Means) -> str:
     """Abbreviate the memory options for the table."""
     names = {"dist": means.distributed, "seq": means.sequence, means.recompute: means.recompute != "none"}
     return " ".join(name for name, used in names.items() if used)
-
-
-def main(arguments: list[str]) -> int:
-    """Run the command; return 1 where nothing fits."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.trainer.memory.fit", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    add("--model", type=Path, required=True, help="directory of a checkpoint in Hugging Face's layout; config.json is enough")
-    add("--gpu", required=True, help="memory of a card: 80GB, 141GB, 80GiB")
-    add("--gpus", type=int, default=1, help="number of cards (default %(default)s)")
-    add("--tensor", type=int, help="show this tensor-parallel size instead of proposals")
-    add("--pipeline", type=int, default=1, help="with --tensor: pipeline-parallel size (default %(default)s)")
-    add("--tokens", type=int, default=8192, help="with --tensor: tokens of a micro-batch (default %(default)s)")
-    add("--positions", type=int, help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)")
-    add("--recompute", choices=RECOMPUTATIONS, default="none", help="with --tensor: train.recompute (default %(default)s)")
-    add("--sequence", action="store_true", help="with --tensor: train.sequence_parallel")
-    add("--distributed", action="store_true", help="with --tensor: train.distributed_optimizer")
-    add("--float32", action="store_true", help="plan for train.precision = float32")
-    options = parser.parse_args(arguments)
-    try:
-        wanted = None
-        if options.tensor:
-            data, rest = divmod(options.gpus, options.tensor * options.pipeline)
-            if rest or not data:
-                parser.error(f"--gpus {options.gpus}: expected a multiple of --tensor x --pipeline")
-            size = MicroBatchSize(options.tokens, options.positions or max(1, options.tokens // 8))
-            means = Means(options.recompute, options.sequence, options.distributed)
-            wanted = Layout(options.tensor, options.pipeline, data), size, means
-        fits = show(read(options.model), bytes_of(options.gpu), options.gpus, wanted, not options.float32)
-    except (UnsupportedCheckpoint, ValueError) as error:
-        sys.exit(f"plan: {error}")
-    return 0 if fits else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

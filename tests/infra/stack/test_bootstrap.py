@@ -1,4 +1,4 @@
-"""`python -m infra.stack.bootstrap`: from empty servers to deployments in a pool of type kubernetes, and its errors."""
+"""`tabloop bootstrap`: from empty servers to deployments in a pool of type kubernetes, and its errors."""
 
 import json
 import re
@@ -14,6 +14,8 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
+from infra import cli
+from infra.cli import errors
 from infra.registry.client import Registry, RegistryError
 from infra.settings import LOCAL, PRODUCTION, Settings, SettingsError, load
 from infra.stack import bootstrap, orchestration, pools, prefect_api, seed
@@ -191,14 +193,12 @@ def test_a_server_that_is_away_or_refuses_is_named_by_its_setting(
         list(bootstrap.run(settings, bootstrap.STEPS[step : step + 1]))
 
 
-def test_the_command_ends_with_1_and_the_next_command(
+def test_the_command_ends_with_an_exit_code_and_the_next_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TABLOOP_STORE__BUCKETS", "a")
-    assert bootstrap.main([]) == 1
-    assert re.search(
-        r"bootstrap: .*buckets.*next: correct it, then `python -m infra.stack.bootstrap`", capsys.readouterr().err, re.DOTALL
-    )
+    assert cli.main(["bootstrap"]) == errors.WRONG_USE
+    assert re.search(r"bootstrap: .*buckets.*next: correct it, then `tabloop bootstrap`", capsys.readouterr().err, re.DOTALL)
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

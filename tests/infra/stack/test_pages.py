@@ -9,7 +9,7 @@ import pytest
 from infra import settings as settings_
 from infra.registry.client import Registry
 from infra.stack import prefect_api
-from infra.stack.__main__ import login_links
+from infra.stack.addresses import login_links
 from infra.storage.store import ObjectStore
 from tests.infra import attacks, browser
 from tests.infra.attacks import PLANTED, Attack

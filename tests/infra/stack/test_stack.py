@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from infra import cli
 from infra import settings as settings_
 from infra.settings import LOCAL, PRODUCTION, load
-from infra.stack import __main__ as stack_command
-from infra.stack import control, orchestration, pools, prefect_api, processes, secrets, try_it
+from infra.stack import addresses, control, orchestration, pools, prefect_api, processes, secrets, try_it
 from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import State, Supervisor
@@ -68,10 +68,10 @@ def test_a_shell_gets_the_credentials_of_prefect_and_mlflow(tmp_path: Path, caps
     secrets.ensure(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
-        assert stack_command.main(["env"]) == 0
+        assert cli.main(["env"]) == 0
         names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
         assert names == [f"export {name}" for name in clients(load())] and len(names) == 8
-        stack_command.print_addresses(load())
+        print(addresses.described(load()))
         made = [
             value for entries in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in entries.values()
         ]
@@ -266,7 +266,7 @@ def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: 
 @pytest.mark.stack
 def test_up_with_changed_settings_is_refused_while_the_stack_runs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLOOP_SERVING__SAMPLING__TEMPERATURE", "0.5")
-    with pytest.raises(control.StackError, match=r"changed: serving\); `make down`"):
+    with pytest.raises(control.StackError, match=r"changed: serving\); `tabloop down`"):
         control.up()
 
 
@@ -274,7 +274,7 @@ def test_up_with_changed_settings_is_refused_while_the_stack_runs(stack: Stack, 
 @pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
 def test_try_it_passes_every_check(stack: Stack) -> None:
     lines: list[str] = []
-    assert try_it.main(stack.settings, lines.append) == 0, "\n".join(lines)
+    assert try_it.run(stack.settings, lines.append) == 0, "\n".join(lines)
     assert sum(line.startswith("  ok") for line in lines) == 4
 
 
@@ -282,8 +282,8 @@ def test_try_it_passes_every_check(stack: Stack) -> None:
 def test_try_it_explains_a_refused_token(stack: Stack) -> None:
     serving = stack.settings.serving.model_copy(update={"token": SecretStr("another")})
     lines: list[str] = []
-    assert try_it.main(stack.settings.model_copy(update={"serving": serving}), lines.append) == 1
-    assert "the token was refused" in lines[-1] and "make up" in lines[-1]
+    assert try_it.run(stack.settings.model_copy(update={"serving": serving}), lines.append) == 1
+    assert "the token was refused" in lines[-1] and "tabloop up" in lines[-1]
 
 
 KILLED_PARTS = ("s3", "mlflow", "prefect", "worker", "engine-1", "serving")
@@ -310,8 +310,8 @@ def test_a_killed_part_is_restarted(stack: Stack, pids_before_kill: dict[str, in
 def test_try_it_explains_that_nothing_listens(tmp_path: Path) -> None:
     with stack_.environment_of(tmp_path):
         lines: list[str] = []
-        assert try_it.main(load(), lines.append) == 1
-        assert "nothing listens" in lines[-1] and "make up" in lines[-1]
+        assert try_it.run(load(), lines.append) == 1
+        assert "nothing listens" in lines[-1] and "tabloop up" in lines[-1]
 
 
 def _pids() -> dict[str, int]:

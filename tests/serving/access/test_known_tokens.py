@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from infra import cli
 from infra.settings.schema import Serving
-from serving.access import __main__ as command
 from serving.access.credentials import digest
 from serving.access.known_tokens import KnownTokens
 from tests.serving.fakes import EDITOR, House
@@ -24,7 +24,7 @@ async def test_a_revoked_token_is_refused_and_a_new_one_opens_without_a_restart(
     tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tokens.toml"
-    assert command.main(["ada", "--table", str(file)]) == 0
+    assert cli.main(["token", "ada", "--table", str(file)]) == 0
     of_ada = capsys.readouterr().out.split()[1]
     async with House(tmp_path, tokenizer, settings={"token_file": file}) as house:
         access = house.access
@@ -39,7 +39,7 @@ async def test_a_revoked_token_is_refused_and_a_new_one_opens_without_a_restart(
                     await asyncio.sleep(0.01)
 
         assert await status(of_ada) == 200
-        assert command.main(["bob", "--table", str(file)]) == 0
+        assert cli.main(["token", "bob", "--table", str(file)]) == 0
         of_bob = capsys.readouterr().out.split()[1]
         await becomes(of_bob, 200)
         file.write_text(file.read_text().partition("\n\n")[2])  # without the first entry

@@ -7,10 +7,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen2ForCausalLM
 
+from infra.cli import main
 from infra.model.fim import END, SPECIAL_TOKENS, Renderer
 from infra.settings import schema
 from tasks.evaluation import judge
-from tasks.evaluation.checkpoint import evaluate, held_out_positions, main
+from tasks.evaluation.checkpoint import evaluate, held_out_positions
 from tasks.evaluation.models.generation import Generator, pick_tokens
 from tests.tasks.evaluation.checkpoints import write_checkpoint
 
@@ -90,7 +91,7 @@ def test_evaluation_goes_on_after_a_newline_as_serving_does(checkpoint):
 
 
 def test_the_command_prints_the_table_of_scores(checkpoint, capsys):
-    assert main([str(checkpoint), "--samples", "10", "--examples", "2"]) == 0
+    assert main(["evaluate", str(checkpoint), "--samples", "10", "--examples", "2"]) == 0
     output = capsys.readouterr().out
     assert "exact match" in output and "reference" in output and "10 positions" in output
 

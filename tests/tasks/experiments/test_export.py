@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 import pytest
 
+from infra import cli as command
 from infra.assignment import assigned_arm
 from infra.records import Decision, ExperimentRecord, Forgotten, Plan
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
-from tasks.experiments import __main__ as command
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.reports.export import EXPOSURES, FACTS, NotExported, export
@@ -121,7 +121,7 @@ def test_what_cannot_be_exported_is_an_error_with_the_next_command(
     store, _ = world()
     with pytest.raises(NotExported, match=r"experiments/other\.json does not exist.* the latest are e"):
         export(store, LIMITS, "other", tmp_path, NOW)
-    with pytest.raises(NotExported, match=r"no request of this experiment counts.*tasks\.experiments history e"):
+    with pytest.raises(NotExported, match=r"no request of this experiment counts.*tabloop history e"):
         export(store, LIMITS, "e", tmp_path, NOW)
     monkeypatch.setattr(ObjectStore, "connect", lambda _: store)
     monkeypatch.setattr("time.time", lambda: NOW + 120)

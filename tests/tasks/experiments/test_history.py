@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from infra import cli as command
 from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, RewardTotals, Stage, Verdict
 from infra.storage import looks
 from infra.storage.store import ObjectStore
-from tasks.experiments import __main__ as command
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.moves import manual, release
 from tasks.experiments.reports import recompute

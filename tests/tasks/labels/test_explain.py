@@ -6,12 +6,13 @@ import pytest
 
 from evals.demo import history
 from evals.demo.history import LoopState
+from infra import cli
 from infra.records import Bucket
 from infra.registry.client import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from infra.storage import cycles
-from infra.storage.store import sha256
+from infra.storage.store import ObjectStore, sha256
 from tasks.labels import explain, samples, users
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate
@@ -73,11 +74,11 @@ def test_without_the_list_of_requests_samples_and_quarantine_are_still_found(sto
 def test_the_command_prints_bucket_reason_and_meaning(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(explain.ObjectStore, "connect", lambda settings: store)
+    monkeypatch.setattr(ObjectStore, "connect", lambda settings: store)
     monkeypatch.setattr(store, "uri", lambda key: f"s3://bucket/{key}", raising=False)
-    assert explain.main(["secret"]) == 0
+    assert cli.main(["explain", "secret"]) == 0
     assert "cycle-000001: quarantined (secret): not fit for training" in capsys.readouterr().out
-    assert explain.main(["made up"]) == 1
+    assert cli.main(["explain", "made up"]) == 1
     assert "made up: in no cycle of s3://bucket/cycles/" in capsys.readouterr().out
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from infra import cli
 from infra.model.architectures import Architecture, parse
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.training import Train
@@ -120,12 +121,12 @@ def test_more_parallel_parts_need_less_memory_each():
 
 def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(COMMON | QWEN["1.5B"]))
-    assert fit.main(["--model", str(tmp_path), "--gpu", "80GB"]) == 0
+    assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "80GB"]) == 0
     assert "proposed: train.tensor_parallel = 1" in capsys.readouterr().out
     asked = ["--model", str(tmp_path), "--gpu", "80GB", "--tensor", "1", "--tokens", "32768"]
-    assert fit.main(asked) == 1
+    assert cli.main(["memory", *asked]) == 1
     assert "asked for: does not fit" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="--gpu 'eighty': expected a size such as 80GB"):
-        fit.main(["--model", str(tmp_path), "--gpu", "eighty"])
-    with pytest.raises(SystemExit, match="cannot be read"):
-        fit.main(["--model", str(ROOT / "infra"), "--gpu", "80GB"])
+    assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "eighty"]) == 2
+    assert "--gpu 'eighty': expected a size such as 80GB" in capsys.readouterr().err
+    assert cli.main(["memory", "--model", str(ROOT / "infra"), "--gpu", "80GB"]) == 2
+    assert "cannot be read" in capsys.readouterr().err

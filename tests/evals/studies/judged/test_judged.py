@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from evals.studies.judged import recipes, user
-from evals.studies.judged.__main__ import RESULT, main
 from evals.studies.judged.places import TooFewPlaces, split_of
+from evals.studies.judged.run import RESULT
 from evals.studies.judged.settings import Judged, StudySettings, load
 from evals.studies.judged.table import rows_of
+from infra.cli import main
 from infra.settings import SettingsError
 from tasks.evaluation.judge import Failed, Item, Judgement, KeptJudge
 from tasks.evaluation.models.generation import SampledCompletion
@@ -142,7 +143,7 @@ def test_the_command_trains_scores_and_prints_the_table(
     for name, value in given.items():
         monkeypatch.setenv(f"TABLOOP_JUDGED__{name}", value)
     monkeypatch.setenv("TABLOOP_TRAIN__PROCESSES", "1")
-    assert main(["--out", str(tmp_path)]) == 0
+    assert main(["study", "judged", "--out", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert "24 training and 10 test places" in output and "Judge reference at 10 test places" in output
     result = json.loads((tmp_path / RESULT).read_text())

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from infra.cli import main
 from infra.records import Case, HeldOutPlace, Program
 from infra.settings.schema import Evaluate, HeldOut
 from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.heldout import sets
-from tasks.evaluation.heldout.__main__ import main
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.heldout.sets import Places
 from tests.tasks.made import MemoryStore
@@ -75,7 +75,7 @@ def test_the_command_shows_each_set_and_what_is_wrong_with_one(
     ]
     monkeypatch.setenv("TABLOOP_EVALUATE__SETS", json.dumps(given))
     monkeypatch.setenv("COLUMNS", "160")
-    assert main([]) == 1
+    assert main(["sets"]) == 1
     output = capsys.readouterr()
     assert "shop" in output.out and "go " in output.out and "ts " in output.out and "own" not in output.out
     assert "set 'gone'" in output.err and "no directory" in output.err

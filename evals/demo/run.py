@@ -1,17 +1,15 @@
-"""The whole loop on one machine: python -m evals.demo
+"""The whole loop on one machine: `tabloop demo`
 
 Starts the stack, lets simulated developers type, runs cycles and A/B tests through the Prefect deployments, and finally compares
 base and champion with the same developers at the same positions. Writes var/demo/report.html and report.json.
 """
 
-import argparse
 import asyncio
 import os
 import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from evals.demo import chances, closing, comparison, history, report
 from evals.demo.closing import BASE
 from evals.demo.last_screen import LastScreen
 from evals.demo.loop import CYCLE, WATCH, Loop, Plan, Traffic
+from evals.demo.options import Options
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
@@ -34,7 +33,7 @@ from infra.stack.parts import parts
 from infra.storage.store import ObjectStore
 from tasks.evaluation.positions import Code
 
-STACK_UP = (sys.executable, "-m", "infra.stack", "up")
+STACK_UP = (sys.executable, "-m", "infra.cli", "up")
 LATER_PARTS = ("engine-1", "evaluation")
 """Start beside the first developers: they have no work before there is a candidate."""
 OUT = Path("var/demo")
@@ -42,37 +41,12 @@ VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    result = argparse.ArgumentParser(prog="python -m evals.demo", description=__doc__.split("\n")[0])
-    add = result.add_argument
-    add("--seed", type=int, default=0, help="seed of the simulated developers (default %(default)s)")
-    add("--users", type=int, default=1000, help="number of developers (default %(default)s)")
-    add(
-        "--code",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="type through the Python files below (default: the held-out packages)",
-    )
-    add("--cycles", type=int, default=1, help="cycles to run, including those of earlier demos (default %(default)s)")
-    add("--labels", type=int, default=4800, help="minimum requests that a cycle waits for (default %(default)s)")
-    add("--minutes", type=float, default=12.0, help="minutes after which no cycle begins (default %(default)s)")
-    add(
-        "--visits",
-        type=int,
-        default=4000,
-        help="positions of the closing comparison in later code (default %(default)s)",
-    )
-    add("--rate", type=float, default=0.0, help="maximum requests a second (default 0: limited by --concurrency only)")
-    add("--concurrency", type=int, default=96, help="developers who type at the same time (default %(default)s)")
-    return result
+def run(options: Options) -> int:
+    """Run the demo.
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo. Exit code 0 if the champion improves on the base, 1 if not, or the exit code of a part that failed."""
-    options = parser().parse_args(arguments)
+    Returns:
+        0 if the champion improves on the base, 1 if not, or the exit code of a part that failed.
+    """
     os.umask(PRIVATE)  # the report quotes developers' code
     console = Console()
     began = time.monotonic()
@@ -90,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if result.improved else 1
 
 
-async def demo(options: argparse.Namespace, settings: Settings, code: Code, view: View, began: float) -> Report:
+async def demo(options: Options, settings: Settings, code: Code, view: View, began: float) -> Report:
     """Run the loop and the closing comparison. Return the report."""
     temperature = closing.best_temperature(settings)
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
@@ -161,8 +135,4 @@ async def _start_later_part(view: View) -> None:
         if text := line.decode(errors="replace").strip():
             view.say(text)
     if await process.wait():
-        raise RuntimeError(f"{' or '.join(LATER_PARTS)} did not start, see the output above; run `make status`")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise RuntimeError(f"{' or '.join(LATER_PARTS)} did not start, see the output above; run `tabloop status`")

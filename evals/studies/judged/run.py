@@ -1,16 +1,12 @@
 """The judge as the user: train on its accepts and rejections, and print its score of base and trained models side by side.
 
-python -m evals.studies.judged
+    TABLOOP_SETTINGS=evals/studies/judged/judge_user.toml tabloop study judged
 
 Section `judged` of the settings tells places, cycles and the rewarding judge; `evaluate.judge`, another one, scores.
-evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs:
-
-TABLOOP_SETTINGS=evals/studies/judged/judge_user.toml python -m evals.studies.judged
+evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,39 +19,39 @@ from rich.console import Console
 from evals.progress import Progress
 from evals.studies.judged import recipes, table
 from evals.studies.judged.places import TooFewPlaces, split_of
-from evals.studies.judged.settings import StudySettings, load
+from evals.studies.judged.settings import StudySettings
 from infra import settings as configuration
 from tasks.evaluation import judge as judges
 from tasks.evaluation.judge.calibration import calibrate
 from tasks.trainer.run import TrainingFailed
 
 RESULT = "result.json"
+RECIPES = (recipes.OURS, recipes.GROUP)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, score, print the table and write it to the folder; exit code 1 if something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m evals.studies.judged", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, help="folder of samples, checkpoints and result.json (default: judged.folder)")
-    parser.add_argument(
-        "--recipes",
-        nargs="*",
-        choices=(recipes.OURS, recipes.GROUP),
-        default=[recipes.OURS, recipes.GROUP],
-        help="what to train (default: both)",
-    )
-    options = parser.parse_args(arguments)
-    settings, console = load(), Console()
-    folder = configuration.path(options.out or settings.judged.folder)
-    try:
-        with Progress(console) as progress:
-            result = compare(settings, options.recipes, folder, progress)
-    except (TooFewPlaces, recipes.NothingToLearn, TrainingFailed, ValueError) as error:
-        print(f"judged: {error}", file=sys.stderr)
-        return 1
+ERRORS = (TooFewPlaces, recipes.NothingToLearn, TrainingFailed, ValueError)
+"""What `compare` raises if something is missing."""
+
+
+def run(settings: StudySettings, names: Sequence[str], out: Path | None) -> None:
+    """Train by the named recipes (empty: all), score, print the table and write result.json.
+
+    Args:
+        settings: all of them.
+        names: names of recipes.
+        out: folder of samples, checkpoints and result.json; None: judged.folder.
+
+    Raises:
+        ValueError: a name is no recipe's; others of ERRORS as `compare`.
+    """
+    if unknown := [name for name in names if name not in RECIPES]:
+        raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
+    folder, console = configuration.path(out or settings.judged.folder), Console()
+    with Progress(console) as progress:
+        result = compare(settings, names or RECIPES, folder, progress)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).write_text(json.dumps(result, indent=2))
     console.print(f"{folder / RESULT}, {result['seconds']:.0f} s")
-    return 0
 
 
 def compare(settings: StudySettings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
@@ -92,7 +88,3 @@ def compare(settings: StudySettings, names: Sequence[str], folder: Path, progres
         "settings": settings.judged.model_dump(mode="json"),
         "seconds": time.monotonic() - began,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,25 +1,19 @@
-"""Show the evaluation sets that the settings name, as a cycle would build them now: python -m tasks.evaluation.heldout
+"""The evaluation sets that the settings name, as a cycle would build them now: `tabloop sets`.
 
 The team's own set is made from a cycle's requests and not shown. The cycle also leaves out places that occur in training data.
 """
 
-import argparse
-import sys
 from collections import Counter
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from infra import settings as settings_
+from infra.settings.evaluation import Evaluate
 from tasks.evaluation.heldout.build import build
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row for each set; return 1 if a set cannot be built."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.evaluation.heldout", description=(__doc__ or "").split("\n")[0])
-    parser.parse_args(arguments)
-    evaluate = settings_.load().evaluate
+def show(evaluate: Evaluate) -> list[str]:
+    """Print a row for each set; return the errors of the sets that cannot be built."""
     table, errors = Table("set", "kind", "places", "files", "languages", "with tests", "left out"), []
     for wanted in evaluate.sets:
         if wanted.kind == "team":
@@ -37,10 +31,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ", ".join(f"{reason} {count}" for reason, count in found.left_out.items() if count) or "none",
         )
     Console().print(table)
-    for message in errors:
-        print(message, file=sys.stderr)
-    return 1 if errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return errors

@@ -1,14 +1,12 @@
-"""Benchmarks: python -m evals.bench [--quick] [NAME...]
+"""The benchmarks of `tabloop bench [--quick] [NAME...]`.
 
-All but `fleet`, `shape`, `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`make up`)
+All but `fleet`, `shape`, `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`tabloop up`)
 without a running A/B test, and pause the schedules meanwhile. Each figure is printed as it is had. One that fails is named, and
-the others run. Exit code 1 if a target is missed or a benchmark fails.
+the others run.
 """
 
-import argparse
 import asyncio
 import os
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from importlib import import_module
 
-import httpx
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,7 +24,6 @@ from evals.bench.fleet.parts import lacking as fleet_lacks
 from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
 from evals.progress import Progress, duration
-from infra import settings as configuration
 from infra.registry.client import CHALLENGER, Registry
 from infra.settings import Settings
 from infra.stack.files import PRIVATE
@@ -161,41 +157,33 @@ def summary(ended: Sequence[Ended], quick: bool) -> Table:
     return table
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench", description=__doc__.split("\n")[0])
-    on_demand = f"only if named: {', '.join(ON_DEMAND)}"
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"benchmarks to run (default: {', '.join(MINUTES)}); {on_demand}"
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="run each in a small size, about 10 minutes for all: wider intervals, written to var/bench/quick",
-    )
-    options = parser.parse_args(arguments)
-    if unknown := [name for name in options.names if name not in KNOWN]:
-        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(KNOWN)}")
-    options.names = options.names or list(MINUTES)
-    return options
+class CannotRun(ValueError):
+    """A benchmark is unknown, or lacks what it needs on this machine."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks. Return the exit code."""
-    options, console = parse(arguments), Console()
+def chosen(names: Sequence[str]) -> list[str]:
+    """Return the benchmarks to run: the given ones, by default all but those on demand.
+
+    Raises:
+        CannotRun: a name is unknown, or `fleet` lacks programs.
+    """
+    if unknown := [name for name in names if name not in KNOWN]:
+        raise CannotRun(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(KNOWN)}")
+    if "fleet" in names and (lacks := fleet_lacks()):
+        raise CannotRun(f"fleet needs Debian packages that are not installed: {', '.join(lacks)}")
+    return list(names) or list(MINUTES)
+
+
+def run(settings: Settings, names: Sequence[str], *, quick: bool) -> bool:
+    """Run the named benchmarks and print a summary; return whether all came to their end and met their targets.
+
+    Raises:
+        CannotRun: see `chosen`.
+        RuntimeError: an A/B test is running.
+    """
+    names, console = chosen(names), Console()
     os.umask(PRIVATE)
-    settings = configuration.load()
-    if "fleet" in options.names and (lacks := fleet_lacks()):
-        sys.exit(f"bench: fleet needs Debian packages that are not installed: {', '.join(lacks)}")
-    work = sum(KNOWN[name].of(options.quick) for name in options.names)
-    try:
-        with Progress(console, work=work) as progress:
-            ended = asyncio.run(run_benches(settings, options.names, options.quick, progress))
-    except httpx.ConnectError as error:
-        sys.exit(f"bench: no answer from {error.request.url}; start the stack with `make up`")
-    console.print(summary(ended, options.quick))
-    return 1 if any(one.missed or one.failure for one in ended) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    with Progress(console, work=sum(KNOWN[name].of(quick) for name in names)) as progress:
+        ended = asyncio.run(run_benches(settings, names, quick, progress))
+    console.print(summary(ended, quick))
+    return not any(one.missed or one.failure for one in ended)

@@ -1,0 +1,21 @@
+"""The console command `tabloop`. Its commands are functions that import the rooms inside, so that help is quick."""
+
+import sys
+from collections.abc import Sequence
+
+from infra.cli import access, errors, look, loop, measure, project, stack  # noqa: F401, each adds its commands
+from infra.cli.app import app
+
+__all__ = ["app", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code (infra/cli/errors.py); by default the process's own arguments."""
+    try:
+        app(args=arguments, prog_name="tabloop")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(f"tabloop: {ended.code}", file=sys.stderr)
+            return errors.NO
+        return ended.code or errors.DONE
+    return errors.DONE

@@ -1,0 +1,7 @@
+"""`python -m infra.cli` is `tabloop` of this checkout."""
+
+import sys
+
+from infra.cli import main
+
+sys.exit(main())

@@ -1,0 +1,103 @@
+"""The application of the console command: its groups of commands, its errors and its help."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from infra.cli import errors
+
+GROUPS = (
+    "The stack on this machine",
+    "The loop",
+    "Look closer",
+    "Access and settings",
+    "Measure",
+    "Models, pages and other programs",
+)
+"""Groups of commands, in the order of the help."""
+STACK, LOOP, LOOK, ACCESS, MEASURE, PROJECT = GROUPS
+HELP = """Make a team's code-completion model better from every Tab press.
+
+A newcomer begins with `tabloop demo`, or with `tabloop up` and `tabloop try`. The settings ($TABLOOP_SETTINGS, by default
+infra/settings/local.toml) hold the addresses and credentials of all servers. `tabloop COMMAND --help` lists a command's options.
+"""
+EPILOG = """Exit codes: 0 done; 1 the answer is no, or a target is missed; 2 wrong usage or settings; 3 a server or part does not
+answer, or work is left; 130 interrupted."""
+
+
+class Commands(TyperGroup):
+    """A group of commands that shows the user's errors without a traceback, and lists its commands by group."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it returns is the exit code."""
+        try:
+            code = super().invoke(ctx)
+        except Exception as error:
+            if (known := errors.code_of(error)) is None:
+                raise
+            print(f"{ctx.command_path} {ctx.invoked_subcommand or ''}".strip() + f": {errors.message_of(error)}", file=sys.stderr)
+            raise typer.Exit(known) from None
+        except KeyboardInterrupt:
+            print(f"\n{ctx.command_path} {ctx.invoked_subcommand or ''}".rstrip() + ": interrupted", file=sys.stderr)
+            raise typer.Exit(errors.INTERRUPTED) from None
+        if isinstance(code, int) and code:
+            raise typer.Exit(code)
+        return code
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a list of commands for each group, those of an inner group in one list."""
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        widest = max(len(name) for name, _ in commands)
+        panels = {name: str(getattr(each, "rich_help_panel", None) or "Commands") for name, each in commands}
+        for group in (*GROUPS, "Commands"):
+            rows = [(name.ljust(widest), each.get_short_help_str(200)) for name, each in commands if panels[name] == group]
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+
+
+def make(help: str, epilog: str | None = None, **options: Any) -> typer.Typer:
+    """Return an application of commands. Without rich, whose import takes as long as everything else."""
+    return typer.Typer(
+        cls=Commands,
+        help=help,
+        epilog=epilog,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
+
+
+app = make(HELP, EPILOG, no_args_is_help=True)
+
+
+def command(group: str, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds a function as a command of a group."""
+    return app.command(name, rich_help_panel=group, **options)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and the folder of the code that runs."""
+    if wanted:
+        import tomllib
+        from importlib.metadata import version
+        from pathlib import Path
+
+        root = Path(__file__).resolve().parents[2]
+        project = root / "pyproject.toml"
+        number = tomllib.loads(project.read_text())["project"]["version"] if project.exists() else version("tabloop")
+        typer.echo(f"tabloop {number}, {root}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options before a command."""

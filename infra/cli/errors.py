@@ -1,0 +1,92 @@
+"""Exit codes, and the errors that a command shows in place of a traceback."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+DONE, NO, WRONG_USE, NOT_READY, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes: what was asked is done; the answer is no, or a target is missed; wrong usage or settings; a server or part does not
+answer, or work is left; the user interrupted the command."""
+
+CODES = {
+    "infra.settings.SettingsError": WRONG_USE,
+    "infra.stack.control.StackError": NO,
+    "infra.stack.flow_runs.NotStarted": NO,
+    "infra.stack.flow_runs.NotTaken": NOT_READY,
+    "infra.stack.prefect_api.DeployError": NO,
+    "infra.stack.prefect_api.NoAnswer": NOT_READY,
+    "infra.stack.seed.NoBaseModel": WRONG_USE,
+    "infra.registry.client.RegistryError": NO,
+    "infra.registry.client.NoAnswer": NOT_READY,
+    "infra.storage.store.ConditionalPutsIgnored": WRONG_USE,
+    "infra.storage.store.Refused": WRONG_USE,
+    "infra.storage.store.Unreachable": NOT_READY,
+    "tasks.experiments.reports.explain.UnknownVersion": NO,
+    "tasks.experiments.reports.export.NotExported": NO,
+    "tasks.experiments.reports.recompute.NoDecision": NO,
+    "tasks.experiments.planning.planner.NothingToPlan": NO,
+}
+"""Exit code by the full name of an error that the user can mend; its message names the next command. An error's own class comes
+before those that it derives from. Names, since importing the classes would make every command slow."""
+NEXT = {
+    "infra.settings.SettingsError": "next: correct it in the file or the environment",
+    "httpx.ConnectError": "next: `tabloop status` shows the parts, `tabloop up` starts them",
+    "httpx.TimeoutException": "next: `tabloop status` shows the parts and their logs",
+}
+"""The next command after an error whose message does not name it."""
+
+
+class Failed(Exception):
+    """A command failed in a way that the user can mend.
+
+    Attributes:
+        code: exit code of the command.
+    """
+
+    def __init__(self, message: str, code: int = NO) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def expected(*kinds: type[Exception], code: int = NO) -> Iterator[None]:
+    """Turn errors of these kinds, which the user can mend, into Failed; those that have a code of their own pass through."""
+    try:
+        yield
+    except kinds as error:
+        if code_of(error) is not None:
+            raise
+        raise Failed(str(error), code) from error
+
+
+def code_of(error: Exception) -> int | None:
+    """Return the exit code of an error that the user can mend; None for another one, which is a defect."""
+    if isinstance(error, Failed):
+        return error.code
+    names = _names(error)
+    if "httpx.TransportError" in names:
+        return NOT_READY
+    return next((CODES[name] for name in names if name in CODES), None)
+
+
+def message_of(error: Exception) -> str:
+    """Return an error's message with the next command."""
+    names = _names(error)
+    text = str(error) or type(error).__name__
+    if "httpx.TransportError" in names:
+        request = getattr(error, "_request", None)
+        text = f"no answer from {request.url}: {text}" if request else text
+    elif "infra.settings.SettingsError" in names and text.count("\n") == 1:
+        text = text.replace(":\n  ", ": ", 1)
+    following = next((NEXT[name] for name in names if name in NEXT), "")
+    return f"{text}\n  {following}" if following and "\n" in text else f"{text}; {following}" if following else text
+
+
+def classes() -> dict[str, type]:
+    """Return the class of every name in CODES, for tests."""
+    return {name: getattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in CODES}
+
+
+def _names(error: Exception) -> list[str]:
+    """Return the full names of an error's class and its bases, the nearest first; httpx names its classes without a module."""
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]

@@ -1,0 +1,111 @@
+"""Commands that show how the loop decided, from the object store alone."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli import errors
+from infra.cli.app import LOOK, command
+
+if TYPE_CHECKING:
+    from infra.storage.store import ObjectStore
+
+Experiment = Annotated[str, typer.Argument(metavar="ID", help="id of an A/B test; `tabloop history` lists them")]
+
+
+@command(LOOK)
+def history(
+    experiment: Annotated[str, typer.Argument(metavar="[ID]", help="the only A/B test to list", show_default=False)] = "",
+    count: Annotated[int, typer.Option(help="most lines, the last ones")] = 100,
+    moves: Annotated[bool, typer.Option("--moves", help="leave out the looks")] = False,
+) -> None:
+    """List the moves of versions and the looks at A/B tests, oldest first."""
+    from tasks.experiments.reports.history import history
+
+    store = _store()
+    lines = list(history(store, count, experiment, looks=not moves))
+    of = f" of {experiment}" if experiment else ""
+    print("\n".join(lines) if lines else f"no moves{of} in {store.uri('moves/')} yet; the controller records the first one")
+
+
+@command(LOOK)
+def explain(
+    subject: Annotated[str, typer.Argument(metavar="VERSION_OR_REQUEST", help='version, or id of a completion ("cmpl-...")')],
+) -> int | None:
+    """Explain where a version stands, or why a request was trained on or not."""
+    return _explain_version(subject) if subject.isdecimal() else _explain_request(subject)
+
+
+def _explain_version(version: str) -> None:
+    from tasks.experiments.reports.explain import explain
+
+    for title, section in explain(_store(), version):
+        print(f"{title}\n" + "".join(f"  {each}\n" for each in section))
+
+
+def _explain_request(completion: str) -> int:
+    """Print a line for each cycle whose window held the request, the newest first."""
+    from tasks.labels.explain import explain
+
+    store = _store()
+    fates = list(explain(store, completion))
+    for fate in fates:
+        print(fate)
+    if fates:
+        return errors.DONE
+    print(
+        f"{completion}: in no cycle of {store.uri('cycles/')}. Either it was not recorded, or no cycle has collected it yet: "
+        "a cycle begins with collect.min_samples samples; see its last runs: `tabloop exec prefect flow-run ls --limit 3`"
+    )
+    return errors.NO
+
+
+@command(LOOK)
+def plan(days: Annotated[float, typer.Option(help="days of recent traffic to plan from")] = 7.0) -> None:
+    """Show what an A/B test of this team can find, and the next test."""
+    import time
+
+    from infra import settings
+    from tasks.experiments.planning.planner import report
+
+    print(report(_store(), settings.load(), time.time(), days))
+
+
+@command(LOOK)
+def recompute(experiment: Experiment) -> int:
+    """Compute a decision again from its record, and compare bit by bit."""
+    from infra import settings
+    from tasks.experiments.reports import recompute
+
+    with errors.expected(ValueError):
+        decision = recompute.read(_store(), experiment)
+        different = list(recompute.differences(decision, settings.load()))
+    print(f"{decision.experiment.id}: {decision.verdict.verdict}: {decision.verdict.reason}")
+    print("\n".join(different or ["computed again from the record: the same, bit by bit"]))
+    return errors.NO if different else errors.DONE
+
+
+@command(LOOK)
+def export(
+    experiment: Experiment,
+    folder: Annotated[Path, typer.Option(help="where to write")] = Path("var/exports"),
+) -> None:
+    """Write exposures and facts of an A/B test as Parquet."""
+    import time
+
+    from infra import settings
+    from tasks.experiments.reports.export import export
+
+    written = export(_store(), settings.load(), experiment, folder, time.time())
+    for path, rows in written.rows.items():
+        print(f"{path}: {rows} rows")
+    if written.note:
+        print(written.note)
+
+
+def _store() -> "ObjectStore":
+    from infra import settings
+    from infra.storage.store import ObjectStore
+
+    return ObjectStore.connect(settings.load().store)

@@ -1,0 +1,117 @@
+"""Commands about models, their training and the documentation."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from infra.cli import errors
+from infra.cli.app import PROJECT, app, command, make
+
+base = make("Train the small base model into infra/base_model, and tune it.", invoke_without_command=True)
+app.add_typer(base, name="base", rich_help_panel=PROJECT)
+
+
+@base.callback()
+def base_model(context: typer.Context) -> None:
+    """Train the small base model into infra/base_model, and tune it."""
+    if context.invoked_subcommand:
+        return
+    import subprocess
+    import sys
+
+    for arguments in (("train",), ("tune", "--exponent", "0"), ("tune", "--seed", "1")):
+        # Each in a process of its own: torch's threads and process groups are made once.
+        if code := subprocess.run((sys.executable, "-m", "infra.cli", "base", *arguments), check=False).returncode:
+            raise typer.Exit(code)
+
+
+@base.command("train")
+def train(
+    tokens: Annotated[int, typer.Option(help="tokens to train on")] = 16_000_000,
+    minutes: Annotated[
+        float, typer.Option(help="longest run; the schedule then ends with fewer tokens", show_default=False)
+    ] = math.inf,
+    learning_rate: Annotated[float, typer.Option(help="peak learning rate")] = 4e-3,
+    seed: Annotated[int, typer.Option(help="of files, cursors and weights")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads of each process")] = 2,
+    parent: Annotated[Path | None, typer.Option(help="checkpoint to continue from; choose another --seed")] = None,
+    work: Annotated[Path, typer.Option(help="folder for rows and tokenizer")] = Path("var/base"),
+    out: Annotated[Path, typer.Option(help="folder to write")] = Path("infra/base_model"),
+) -> None:
+    """Train the base model on Python files that every installation has."""
+    from evals.base_model.train import Options, run
+
+    run(Options(tokens, minutes, learning_rate, seed, threads, parent, work, out))
+
+
+@base.command("tune")
+def tune(
+    model: Annotated[Path, typer.Option(help="checkpoint to tune, in place")] = Path("infra/base_model"),
+    places: Annotated[int, typer.Option(help="positions to train on; 0: only choose the temperature")] = 19_200,
+    learning_rate: Annotated[float, typer.Option(help="learning rate at the start")] = 1e-3,
+    exponent: Annotated[float, typer.Option(help="train.settled_exponent; 0: the cross-entropy")] = 0.3,
+    compared: Annotated[int, typer.Option(help="positions that each temperature is tried at")] = 2000,
+    seed: Annotated[int, typer.Option(help="of positions and draws")] = 0,
+) -> None:
+    """Tune the base model to the positions where editors ask, and choose its temperature."""
+    from evals.base_model.tune import Options, run
+    from infra import settings
+
+    run(settings.load(), Options(model, places, learning_rate, exponent, compared, seed))
+
+
+@command(PROJECT)
+def memory(
+    model: Annotated[Path, typer.Option(help="directory of a checkpoint in Hugging Face's layout; config.json is enough")],
+    gpu: Annotated[str, typer.Option(help="memory of a card: 80GB, 141GB, 80GiB")],
+    gpus: Annotated[int, typer.Option(help="number of cards")] = 1,
+    tensor: Annotated[int | None, typer.Option(help="show this tensor-parallel size instead of proposals")] = None,
+    pipeline: Annotated[int, typer.Option(help="with --tensor: pipeline-parallel size")] = 1,
+    tokens: Annotated[int, typer.Option(help="with --tensor: tokens of a micro-batch")] = 8192,
+    positions: Annotated[
+        int | None, typer.Option(help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)")
+    ] = None,
+    recompute: Annotated[Literal["none", "selective", "full"], typer.Option(help="with --tensor: train.recompute")] = "none",
+    sequence: Annotated[bool, typer.Option("--sequence", help="with --tensor: train.sequence_parallel")] = False,
+    distributed: Annotated[bool, typer.Option("--distributed", help="with --tensor: train.distributed_optimizer")] = False,
+    float32: Annotated[bool, typer.Option("--float32", help="estimate for train.precision = float32")] = False,
+) -> int:
+    """Estimate the memory of training, and propose layouts; 1 if nothing fits."""
+    from infra.model.architectures import UnsupportedCheckpoint, read
+    from tasks.trainer.memory.estimate import Layout, Means, MicroBatchSize
+    from tasks.trainer.memory.fit import bytes_of, show
+
+    wanted = None
+    if tensor:
+        data, rest = divmod(gpus, tensor * pipeline)
+        if rest or not data:
+            raise errors.Failed(f"--gpus {gpus}: expected a multiple of --tensor x --pipeline", errors.WRONG_USE)
+        size = MicroBatchSize(tokens, positions or max(1, tokens // 8))
+        wanted = Layout(tensor, pipeline, data), size, Means(recompute, sequence, distributed)
+    with errors.expected(UnsupportedCheckpoint, ValueError, code=errors.WRONG_USE):
+        return errors.DONE if show(read(model), bytes_of(gpu), gpus, wanted, not float32) else errors.NO
+
+
+@command(PROJECT)
+def docs() -> int:
+    """Build the documentation into var/docs; `make docs` installs its packages."""
+    import asyncio
+    import os
+    import subprocess
+
+    from infra import settings
+    from infra.docs_build import site
+    from serving.__main__ import describe
+
+    python = settings.ROOT / ".venv-docs/bin/python"
+    if not python.exists():
+        raise errors.Failed(f"{python}: not found; `make docs` installs MkDocs and builds the documentation")
+    described = asyncio.run(describe(settings.load()))
+    site.write(settings.ROOT, described, settings.ROOT / "var/docs-source")
+    command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", "infra/mkdocs.yml")
+    code = subprocess.run(command, cwd=settings.ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
+    if not code:
+        print("open var/docs/index.html")
+    return errors.NO if code else errors.DONE

@@ -1,0 +1,156 @@
+"""Commands of the stack on this machine, and of servers elsewhere that the settings name."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.cli import errors
+from infra.cli.app import PROJECT, STACK, command
+
+
+@command(STACK)
+def up(
+    parts: Annotated[list[str] | None, typer.Argument(metavar="[PART]...", help="parts to start; none: all")] = None,
+    paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
+) -> None:
+    """Start every stopped part and wait until all are ready."""
+    from infra.stack import addresses, control
+
+    print(addresses.described(control.up(parts or (), paused=paused)))
+
+
+@command(STACK)
+def down() -> None:
+    """Stop every part, also processes left by earlier runs."""
+    from infra.stack import control
+
+    control.down()
+
+
+@command(STACK)
+def restart(
+    part: Annotated[str, typer.Argument(metavar="[PART]", help="part to stop and start; none: all")] = "",
+    paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
+) -> None:
+    """Stop and start one part, or the whole stack."""
+    from infra.stack import control
+
+    if part:
+        return control.restart(part)
+    down()
+    up(paused=paused)
+
+
+@command(STACK)
+def status() -> int:
+    """Show every part's state, address and log, with login links; 3 if a part is not ready."""
+    from infra import settings
+    from infra.stack import addresses, control
+
+    rows = control.status()
+    print(f"{'part':<10} {'state':<9} {'ready':<6} {'pid':>7} {'up':>8}  address / log")
+    for row in rows:
+        ready = "yes" if row.ready else "no"
+        print(f"{row.part:<10} {row.state:<9} {ready:<6} {row.pid or '-':>7} {row.seconds:>7.0f}s  {row.address}  {row.log}")
+    not_ready = [row.part for row in rows if not row.ready]
+    if not not_ready:
+        print(addresses.described(settings.load()))
+        return errors.DONE
+    if len(not_ready) == len(rows):
+        print("\nthe stack is down; `tabloop up` starts it")
+    else:
+        print(f"\nnot ready: {', '.join(not_ready)}; read the log, then `tabloop up`")
+    return errors.NOT_READY
+
+
+@command(STACK, "try")
+def try_() -> int:
+    """Send one completion and one event to the running stack, step by step."""
+    from infra import settings
+    from infra.stack import try_it
+
+    return try_it.run(settings.load())
+
+
+@command(STACK)
+def demo(
+    seed: Annotated[int, typer.Option(help="seed of the simulated developers")] = 0,
+    users: Annotated[int, typer.Option(help="number of simulated developers")] = 1000,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="type the Python files below (default: the held-out packages); may be repeated"),
+    ] = None,
+    cycles: Annotated[int, typer.Option(help="cycles to run, including those of earlier demos")] = 1,
+    labels: Annotated[int, typer.Option(help="minimum requests that a cycle waits for")] = 4800,
+    minutes: Annotated[float, typer.Option(help="minutes after which no cycle begins")] = 12.0,
+    visits: Annotated[int, typer.Option(help="positions of the closing comparison in later code")] = 4000,
+    rate: Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
+    concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
+) -> int:
+    """Run the whole loop with simulated developers and show the model improve."""
+    from evals.demo.options import Options
+    from evals.demo.run import run
+
+    return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency))
+
+
+@command(STACK)
+def bootstrap() -> None:
+    """Make what servers lack: bucket, base model, work pool and deployments."""
+    from infra import settings
+    from infra.stack import bootstrap as steps
+
+    try:
+        for line in steps.run(settings.load()):
+            print(line, flush=True)
+    except steps.USERS_ERRORS as error:
+        code = errors.code_of(error) or errors.NO
+        raise errors.Failed(f"{errors.message_of(error)}\n  next: correct it, then `{steps.COMMAND}` again", code) from error
+
+
+@command(STACK)
+def automations() -> None:
+    """Make Prefect's automations, which post to orchestration.webhook."""
+    import os
+
+    from infra import settings
+    from infra.stack.parts import clients
+
+    loaded = settings.load()
+    os.environ |= clients(loaded)  # before Prefect is imported, which reads them
+    from infra.stack import automations
+
+    print("automations: " + (", ".join(automations.apply(loaded)) or "none, since orchestration.webhook is not set"))
+
+
+@command(PROJECT)
+def env() -> None:
+    """Print the variables by which other programs find the servers, as a shell's `export` lines."""
+    import shlex
+
+    from infra import settings
+    from infra.stack.parts import clients
+
+    for name, value in clients(settings.load()).items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+@command(PROJECT, "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def exec_(
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="program and its arguments")],
+) -> None:
+    """Run a program (prefect, mlflow, curl...) with addresses and credentials of the servers."""
+    import os
+
+    from infra import settings
+    from infra.stack.parts import BIN, clients
+
+    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    variables = {**os.environ, **clients(settings.load()), "PATH": path}
+    try:
+        os.execvpe(words[0], words, variables)
+    except OSError as error:
+        raise errors.Failed(
+            f"{words[0]}: {error.strerror}; expected a program of {BIN} or of the PATH", errors.WRONG_USE
+        ) from None

@@ -1,0 +1,49 @@
+"""The addresses of the stack's services, as a person reads them."""
+
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from infra import settings as settings_
+from infra.http import login
+from infra.settings import Settings
+
+
+def described(settings: Settings) -> str:
+    """Return the addresses of the stack's services, with login links where a browser needs one."""
+    secrets = settings_.path(settings.stack.state) / settings_.SECRETS_NAME
+    serving = settings.serving
+    links = login_links(settings)
+    return (
+        f"\n  completions  http://{serving.host}:{serving.port}/v1\n"
+        f"  feedback     http://{serving.host}:{serving.feedback_port}\n"
+        f"  Prefect      {links['prefect']}\n"
+        f"  MLflow       {links['mlflow']}\n"
+        f"  S3           {settings_.masked(settings.store.endpoint or 'AWS')}  (bucket {settings.store.bucket})\n"
+        f"  status page  {links['serving']}\n"
+        f"  Each link logs one browser in, once, within ten minutes; `tabloop status` prints new ones.\n"
+        f"  `tabloop exec COMMAND` runs Prefect's and MLflow's own commands; all credentials are in {secrets}: "
+        "serving.token for editors, serving.admin_token for administrators"
+    )
+
+
+def login_links(settings: Settings) -> dict[str, str]:
+    """Return the address of each page, by part: of a server on this machine, a link that logs a browser in."""
+    serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
+    password = _text(registry.password)
+    host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
+    return {
+        "prefect": _link(orchestration.api.removesuffix("/api"), _text(orchestration.auth_string)),
+        "mlflow": _link(registry.uri, password and f"{registry.username}:{password}"),
+        "serving": _link(f"http://{host}:{serving.port}/", _text(serving.admin_token)),
+    }
+
+
+def _text(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret else ""
+
+
+def _link(address: str, credential: str) -> str:
+    """Return a login link of a server on this machine, else its plain address."""
+    here = urlsplit(address).hostname in settings_.LOOPBACK
+    return login.link(address, credential) if here and credential else settings_.masked(address)

@@ -1,0 +1,83 @@
+"""Runs of Prefect's deployments: start one, wait for its end, and report it.
+
+The same as `prefect deployment run promote/promote --param version=3`, whose imports take seconds.
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from infra.settings import Settings
+from infra.stack import prefect_api
+
+TAKEN_SECONDS, POLL_SECONDS = 120.0, 0.2
+"""How long a run waits for a worker, and the pause between two looks at its state."""
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+class NotStarted(RuntimeError):
+    """The run cannot be started; the message says what to do."""
+
+
+class NotTaken(RuntimeError):
+    """No worker takes the run; the message says what to do."""
+
+
+def run(settings: Settings, flow: str, parameters: dict[str, Any]) -> int:
+    """Start a run of a deployment, wait for its end and print it.
+
+    Returns:
+        0 if the run completed or waits for an approval, else 1.
+
+    Raises:
+        NotStarted: Prefect has no such deployment.
+        NotTaken: no worker takes the run.
+        NoAnswer: Prefect's server does not answer; DeployError if it refuses the credential.
+    """
+    with prefect_api.connect(settings) as prefect:
+        try:
+            started = start(prefect, flow, parameters)
+            return report(wait(prefect, started, time.monotonic), link(settings, started))
+        except httpx.HTTPError as error:
+            raise prefect_api.explained(settings, error) from error
+
+
+def start(prefect: httpx.Client, flow: str, parameters: dict[str, Any]) -> str:
+    """Start a run of a deployment; return its id."""
+    found = prefect.get(f"deployments/name/{flow}/{flow}")
+    if found.status_code == httpx.codes.NOT_FOUND:
+        raise NotStarted(f"Prefect has no deployment {flow}/{flow}: `tabloop up` or `tabloop bootstrap` makes it")
+    identifier = found.raise_for_status().json()["id"]
+    body = {"parameters": parameters, "idempotency_key": uuid.uuid4().hex}  # a repeated request starts one run
+    return prefect.post(f"deployments/{identifier}/create_flow_run", json=body).raise_for_status().json()["id"]
+
+
+def wait(prefect: httpx.Client, run: str, clock: Callable[[], float]) -> dict[str, Any]:
+    """Wait until a run has ended or is suspended; return its state."""
+    deadline = clock() + TAKEN_SECONDS
+    while True:
+        state = prefect.get(f"flow_runs/{run}").raise_for_status().json()["state"] or {}
+        if state.get("type") in (*ENDED, "PAUSED"):
+            return state
+        if state.get("type") != "RUNNING" and clock() >= deadline:
+            raise NotTaken(
+                f"no worker has taken the run {run} after {TAKEN_SECONDS:.0f} s; it starts once a worker takes it: "
+                "`tabloop status` shows Prefect and its worker"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def link(settings: Settings, run: str) -> str:
+    """Return the address of a run's page."""
+    page = settings.orchestration.page or settings.orchestration.api.removesuffix("/api")
+    return f"{page.rstrip('/')}/runs/flow-run/{run}"
+
+
+def report(state: dict[str, Any], link: str) -> int:
+    """Print how a run ended; return the exit code."""
+    waits = state["type"] == "PAUSED"
+    print(f"waits for an approval: {link}" if waits else f"{state['name']}: {state.get('message') or link}")
+    return 0 if waits or state["type"] == "COMPLETED" else 1
