@@ -25,7 +25,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(HERE))
 .PHONY: $(STAMP)
 endif
 
-$(STAMP): $(LIST) pyproject.toml
+$(STAMP): $(LIST)
 	sh infra/requirements/install.sh $(PYTHON) $(VENV) $(LIST)
 	@cd $(VENV) && pwd -P >$(notdir $@)
 
@@ -75,7 +75,7 @@ $(DOCS_STAMP): $(DOCS_LIST)
 	@touch $@
 
 base: $(STAMP) ## train the small base model into infra/base_model, and tune it to the places where editors ask
-	$(TABLOOP) base $(ARGS)
+	$(TABLOOP) base
 
 requirements: $(STAMP) ## resolve the pinned lists from pyproject.toml, with hashes and licences
 	sh infra/requirements/compile.sh $(PY)

@@ -23,7 +23,7 @@ from tasks.steps.validate import validate
 from tasks.trainer.run import UpdateRefused
 
 WHAT_TO_DO = (
-    "read the log of the red task on this page; `make status` shows a part that is down. The next run, within a minute, resumes "
+    "read the log of the red task here; `tabloop status` shows a part that is down. The next run, within a minute, resumes "
     "a sealed cycle from the same samples, three times at most, and then abandons it. See infra/docs/operate/cycle-fails.md."
 )
 

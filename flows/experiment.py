@@ -24,8 +24,8 @@ ENDED = {"reject": "Rejected", "breach": "RolledBack", "broken": "Broken"}
 
 
 WHAT_TO_DO = (
-    "read the log of the red task on this page; `make status` shows a part that is down. The next run, in 20 seconds, looks "
-    "again; a decision that was written is carried out then. `python -m tasks.experiments history` lists what has moved."
+    "read the log of the red task on this page; `tabloop status` shows a part that is down. The next run, in 20 seconds, looks "
+    "again; a decision that was written is carried out then. `tabloop history` lists what has moved."
 )
 
 

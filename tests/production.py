@@ -19,9 +19,10 @@ from evals.bench.rigs.postgresql import PostgreSQL
 from evals.bench.rigs.servers import Server
 from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack.parts import parts
+from tests.shim import shim
 from tests.stack import SMALL_CYCLES, free_ports
 
-BOOTSTRAP = "python -m infra.stack.bootstrap"
+BOOTSTRAP = "tabloop bootstrap"
 ENGINES = ("python -m serving.engine --slot 0", "python -m serving.engine --slot 1", "python -m serving.engine --evaluation")
 SERVING = "python -m serving"
 WORKER = "prefect worker start --type process --pool NAME"
@@ -31,8 +32,8 @@ ACCOUNT = (
 )
 COMMANDS = (BOOTSTRAP, *ENGINES, SERVING, WORKER, ACCOUNT)
 """The commands of the steps, as the page has them."""
-SHELL = 'eval "$(python -m infra.stack env)"'
-"""What a shell does before the worker's command."""
+SHELL = "tabloop exec"
+"""What gives the worker's command its addresses and credentials."""
 SECRETS = (
     *("SERVING__TOKEN", "SERVING__ADMIN_TOKEN", "SERVING__SIMULATION_TOKEN", "SERVING__ENGINE_TOKEN", "SERVING__USER_SECRET"),
     "EVALUATE__ENGINE_TOKEN",
@@ -90,7 +91,7 @@ def variables(folder: Path, s3: str) -> dict[str, str]:
     mlflow, prefect, completions, feedback, evaluation, *engines = free_ports(7)
     given = {k: v for k, v in os.environ.items() if not k.startswith(("TABLOOP_", "PREFECT_", "MLFLOW_", "PYTHONPATH"))}
     return given | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{shim(folder / 'bin')}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(folder / "home"),
         "TABLOOP_STACK__STATE": str(folder / "stack"),
         **SMALL_CYCLES,

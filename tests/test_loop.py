@@ -48,7 +48,7 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(servers: P
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         first.wait()  # its caches save the others a quarter of their work
-        worker = f"{production.SHELL} && {production.WORKER.replace('NAME', settings.orchestration.work_pool)}"
+        worker = f"{production.SHELL} {production.WORKER.replace('NAME', settings.orchestration.work_pool)}"
         named = {"engine-1": production.ENGINES[1], "serving": production.SERVING, "worker": worker}
         for process in [servers.start(*one) for one in ({"evaluation": production.ENGINES[2]} | named).items()]:
             process.wait()

@@ -79,7 +79,7 @@ async def _kills(settings: Settings, store: Store, folder: Path, bench: Bench) -
         deadline = time.monotonic() + SHIPPED_SECONDS
         while any((folder / "spool" / "feedback").glob("*.jsonl")):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"serving: {folder}/spool is not shipped after {SHIPPED_SECONDS:.0f} s; run `make status`")
+                raise RuntimeError(f"serving: {folder}/spool is not shipped after {SHIPPED_SECONDS:.0f} s; run `tabloop status`")
             await asyncio.sleep(0.2)
     stored = await asyncio.to_thread(_stored_events, store)
     return [

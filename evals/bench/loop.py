@@ -52,7 +52,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         ended, traffic.quiet = time.monotonic(), False
         while traffic.tally.by_version().keys() <= old_versions:
             if time.monotonic() > ended + SWAP_SECONDS:
-                raise RuntimeError(f"serving: no answer by the new version within {SWAP_SECONDS:.0f} s; run `make status`")
+                raise RuntimeError(f"serving: no answer by the new version within {SWAP_SECONDS:.0f} s; run `tabloop status`")
             await asyncio.sleep(0.2)
         fresh, first = time.monotonic() - started, time.time()
     for task in tasks:

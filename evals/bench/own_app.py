@@ -67,7 +67,7 @@ async def ready(port: int, seconds: float = 60.0) -> None:
                 if response.status == 200:
                     return
             await asyncio.sleep(0.25)
-    raise RuntimeError("serving: no slot serves; run `make status`")
+    raise RuntimeError("serving: no slot serves; run `tabloop status`")
 
 
 async def is_listening(port: int) -> bool:

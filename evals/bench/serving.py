@@ -64,7 +64,7 @@ class Side:
         with self.cpu:
             results, seconds = await stream_completions(http, self._url, bodies, concurrency)
         if errors := [result.error for result in results if result.error]:
-            raise RuntimeError(f"{self._url}: {len(errors)} of {len(results)} requests failed: {errors[0]}; run `make status`")
+            raise RuntimeError(f"{self._url}: {len(errors)} of {len(results)} requests failed: {errors[0]}; run `tabloop status`")
         self.results += results
         self.block_p99.append(first_token_percentiles(results)[1])
         self.block_throughput.append(sum(result.tokens for result in results) / seconds)

@@ -58,7 +58,7 @@ async def measure_swaps(
     registry = Registry.connect(settings.registry)
     champion = registry.aliases().champion
     if champion is None:
-        raise RuntimeError("registry: no version is champion, so there is nothing to swap; run `make status`")
+        raise RuntimeError("registry: no version is champion, so there is nothing to swap; run `tabloop status`")
     source = registry.version(champion).source
     load, swaps_wanted = Load(http, url, bodies), SWAPS.of(bench.quick)
     swaps: list[tuple[str, float, float]] = []  # version, begin, end
@@ -73,7 +73,7 @@ async def measure_swaps(
                 while version not in load.first_token_at:
                     if time.monotonic() > moved + MAX_SECONDS:
                         late = f"version {version} is not served {MAX_SECONDS:.0f} s after the alias moved"
-                        raise RuntimeError(f"serving: {late}; run `make status`")
+                        raise RuntimeError(f"serving: {late}; run `tabloop status`")
                     await asyncio.sleep(0.02)
                 await asyncio.sleep(SECONDS_AFTER)
                 swaps.append((version, moved, time.monotonic()))
@@ -106,5 +106,5 @@ async def _until_served(http: aiohttp.ClientSession, url: str, body: dict[str, A
     deadline = time.monotonic() + MAX_SECONDS
     while (await stream_completion(http, url, body)).version != version:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"serving: version {version} is not served again after {MAX_SECONDS:.0f} s; run `make status`")
+            raise RuntimeError(f"serving: version {version} is not served again after {MAX_SECONDS:.0f} s; run `tabloop status`")
         await asyncio.sleep(0.5)

@@ -44,7 +44,7 @@ def _directory(name: str) -> Path:
     if not any(Path(name).glob("*.safetensors")):
         raise UnknownModel(
             f"model {name!r}: expected a directory in Hugging Face layout with *.safetensors, a version's number, "
-            f"{CHAMPION!r} or {CHALLENGER!r}; `make status` shows the registry's address"
+            f"{CHAMPION!r} or {CHALLENGER!r}; `tabloop status` shows the registry's address"
         )
     return Path(name).resolve()
 

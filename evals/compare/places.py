@@ -26,7 +26,7 @@ def named_sets(evaluate: Evaluate, names: Sequence[str], languages: Sequence[str
     if unknown := [name for name in names if name not in known]:
         raise UnknownSet(
             f"set {unknown[0]!r}: expected one of {sorted(known)}, which evaluate.sets names (the team's own set is made from a "
-            "cycle's requests); `python -m tasks.evaluation.heldout` shows them"
+            "cycle's requests); `tabloop sets` shows them"
         )
     wanted = [known[name] for name in names or known]
     sized = [one.model_copy(update={"places": count, "seed": evaluate.seed}) if count else one for one in wanted]
@@ -36,6 +36,6 @@ def named_sets(evaluate: Evaluate, names: Sequence[str], languages: Sequence[str
     if not found:
         raise UnknownSet(
             f"sets {[one.name for one in wanted]}: no place in the languages {list(languages)}; "
-            "`python -m tasks.evaluation.heldout` shows which they have"
+            "`tabloop sets` shows which they have"
         )
     return found

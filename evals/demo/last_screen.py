@@ -25,7 +25,7 @@ class LastScreen:
         yield table(self._report)
         for name, address in {**self._files, **self._report.addresses}.items():
             yield Text(f"{name + ':':<9} {address}", overflow="fold")
-        yield Text("`make status` prints links that log in; `make demo` goes on from here; `make down` stops the stack")
+        yield Text("`tabloop status` prints links that log in; `tabloop demo` goes on from here; `tabloop down` stops the stack")
 
 
 def table(report: Report) -> Table:

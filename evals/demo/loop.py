@@ -111,7 +111,7 @@ class Loop:
             except (RegistryError, OSError) as error:
                 self._view.say(f"waiting for the registry: {error}")
                 await asyncio.sleep(POLL_SECONDS)
-        raise RuntimeError("the registry did not answer for a minute; run `make status` to see which part is down and its log")
+        raise RuntimeError("the registry did not answer for a minute; run `tabloop status` to see which part is down and its log")
 
     async def _until_answered(self, requests: int) -> None:
         with self._view.stage("developers type", requests) as stage:

@@ -106,7 +106,7 @@ class Orchestration:
             if name == deployment:
                 return identifier
         known = ", ".join(sorted(self._names.values())) or "none"
-        raise LookupError(f"deployment {deployment}: not found, Prefect has {known}; run `make up` to deploy prefect.yaml")
+        raise LookupError(f"deployment {deployment}: not found, Prefect has {known}; run `tabloop up` to deploy prefect.yaml")
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         return await self._request("POST", path, json=body)

@@ -75,12 +75,11 @@ def plan(days: Annotated[float, typer.Option(help="days of recent traffic to pla
 @command(LOOK)
 def recompute(experiment: Experiment) -> int:
     """Compute a decision again from its record, and compare bit by bit."""
-    from infra import settings
     from tasks.experiments.reports import recompute
 
     with errors.expected(ValueError):
         decision = recompute.read(_store(), experiment)
-        different = list(recompute.differences(decision, settings.load()))
+        different = list(recompute.differences(decision))
     print(f"{decision.experiment.id}: {decision.verdict.verdict}: {decision.verdict.reason}")
     print("\n".join(different or ["computed again from the record: the same, bit by bit"]))
     return errors.NO if different else errors.DONE

@@ -15,8 +15,7 @@ def written(root: Path) -> dict[str, str]:
 
 
 def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
-<<<<<<< HEAD
-    """Return the generated pages by their path; `app` is the output of `python -m serving --describe`."""
+    """Return the generated pages by their path; `app` is the result of `serving.__main__.describe`."""
     changelog = (root / "CHANGELOG.md").read_text()
     return {
         "changes.md": changelog.replace("](infra/docs/", "]("),  # its links lead from the root of the repository
@@ -27,19 +26,6 @@ def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
         "reference/records.md": records_page.others_page(),
         "reference/commands.md": commands_page.page(root),
     }
-=======
-    """Return the generated pages by their path; `app` is the result of `serving.__main__.describe`."""
-    pages = (
-        _changes((root / "CHANGELOG.md").read_text()),
-        settings_page.page(),
-        http_page.metrics_page(app["metrics"]),
-        http_page.http_page(app),
-        records_page.events_page(),
-        records_page.others_page(),
-        commands_page.page(root),
-    )
-    return dict(zip(GENERATED, pages, strict=True))
->>>>>>> 78a5a70 (Add the command tabloop, and remove the module doors)
 
 
 def sources(root: Path, app: Mapping[str, Any]) -> dict[str, str]:

@@ -28,7 +28,7 @@ SESSION_SECONDS = 12 * 3600
 MOST_CHARACTERS = 200
 """Most characters of a code or a session's password; longer values are rejected."""
 USED, EXPIRED = "this login link has been used", "this login link has expired"
-NEXT = "; `make status` prints a new one"
+NEXT = "; `tabloop status` prints a new one"
 
 
 @dataclass(frozen=True)

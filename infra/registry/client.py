@@ -45,7 +45,7 @@ its completions. Version 1 is the base model.
   trained from, **`manifest_sha256`** its data set, **`evaluation`** the offline gate's verdict.
 - To move the champion: the status page, `make promote`, `make rollback`, or the alias here. The next run of the flow `experiment`
   records a move of the alias.
-- **Source run** holds settings, curves and reports. `python -m tasks.experiments explain VERSION` tells a version's history.
+- **Source run** holds settings, curves and reports. `tabloop explain VERSION` tells a version's history.
 """
 """Description of the registered model, where nobody has written another one."""
 
@@ -229,7 +229,7 @@ class Registry:
         if response.status_code == 401:
             raise RegistryError(
                 f"registry: {method} {path}: HTTP 401: registry.username and registry.password, or registry.token, are not those "
-                "of the server; `make up` generates those of the local one"
+                "of the server; `tabloop up` generates those of the local one"
             )
         if response.status_code == 403:
             raise RegistryError(

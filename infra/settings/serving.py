@@ -263,7 +263,7 @@ class Serving(Section):
     """Bearer token of the administrators, and the status page's password; none: only tokens with the role admin open these, and
     without one nobody does. Generated like serving.token."""
     simulation_token: SecretStr | None = None
-    """Bearer token of simulated developers (`make demo`, `make bench`): names users by X-User-ID and sees versions. Valid only
+    """Token of simulated developers (`tabloop demo`, `tabloop bench`): names users by X-User-ID and sees versions. Valid only
     with serving.name_users. Generated like serving.token."""
     name_users: bool = False
     """Whether tokens may have the role users, whose holder can speak for every user. False: such a token stops the start. True

@@ -115,7 +115,7 @@ def restart(name: str, say: Callable[[str], None] = say_now) -> None:
     if name not in all_parts:
         raise StackError(f"{name}: no such part; the parts are {', '.join(all_parts)}")
     if not supervisor.running():
-        raise StackError("the stack does not run; start it with `make up`")
+        raise StackError("the stack does not run; start it with `tabloop up`")
     if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
         supervisor.stop_part(name)
     with Progress(say).step(name):
@@ -252,7 +252,7 @@ def _start_error(supervisor: Supervisor, part: Part, why: str) -> StackError:
     log = supervisor.log(part.name)
     return StackError(
         f"{part.name}: {why}\n  last lines of {log}:\n{tail(log)}\n"
-        f"  next: read the log (less {log}), fix the error, then `make up`"
+        f"  next: read the log (less {log}), fix the error, then `tabloop up`"
     )
 
 
@@ -304,7 +304,7 @@ def _lock(state: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StackError(
-                f"another `make up` is starting the stack in {state}; wait until it ends, then `make status`"
+                f"another `tabloop up` is starting the stack in {state}; wait until it ends, then `tabloop status`"
             ) from None
         yield
 
@@ -316,7 +316,7 @@ def _check_settings(settings: Settings, supervisor: Supervisor) -> None:
         return
     old, new = json.loads(file.read_text()), json.loads(settings_.dump(settings))
     if changed := [key for key in new if old.get(key) != new[key]]:
-        raise StackError(f"the stack runs with other settings (changed: {', '.join(changed)}); `make down`, then `make up`")
+        raise StackError(f"the stack runs with other settings (changed: {', '.join(changed)}); `tabloop down`, then `tabloop up`")
 
 
 def _check_packages(settings: Settings, selected: dict[str, Part]) -> None:
@@ -337,7 +337,7 @@ def _check_ports(to_start: list[Part]) -> None:
                 except OSError:
                     raise StackError(
                         f"{part.name}: port {port} is taken by {processes.owner(port)}; end it, or choose another port "
-                        f"in the settings ({_setting(part)}), then `make up`"
+                        f"in the settings ({_setting(part)}), then `tabloop up`"
                     ) from None
 
 

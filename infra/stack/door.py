@@ -2,7 +2,7 @@
 
 Prefect's server checks a password but no Host header, and MLflow lets in a page of any port of this machine. So a request must
 name this server in its Host header, come from no other origin (infra/http/web.py), and carry the server's credential; a
-WebSocket too. A person logs in with a link that `make status` prints (infra/http/login.py).
+WebSocket too. A person logs in with a link that `tabloop status` prints (infra/http/login.py).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ HEADERS = (
 REFUSED_SECONDS, REFUSED_BYTES = 10.0, 1 << 20
 """How long, and how much, of the body of a refused request is read."""
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="tabloop", charset="UTF-8"'}
-LOG_IN = "log in with a link that `make status` prints, or send the credential as Basic authentication"
+LOG_IN = "log in with a link that `tabloop status` prints, or send the credential as Basic authentication"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -90,7 +90,7 @@ class Door:
 def credential_of(environment: Mapping[str, str]) -> str:
     """Return the server's credential. Exits if there is none, since the door would stand open."""
     if not environment.get(CREDENTIAL):
-        raise SystemExit(f"{CREDENTIAL} is not set: `make up` generates the credential and starts this server")
+        raise SystemExit(f"{CREDENTIAL} is not set: `tabloop up` generates the credential and starts this server")
     return environment[CREDENTIAL]
 
 

@@ -51,12 +51,12 @@ def check_ready(client: httpx.Client, url: str, say: Callable[[str], None]) -> N
     response = _ask(client, "GET", f"{url}/ready")
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         raise StepFailed(
-            f"no model is loaded yet: {response.text[:300]}\n  `make status` shows the engines and where their logs are"
+            f"no model is loaded yet: {response.text[:300]}\n  `tabloop status` shows the engines and where their logs are"
         )
     if not response.is_success:
         raise StepFailed(
             f"HTTP {response.status_code}: {response.text[:200]}\n  another program, not tabloop, uses the port: "
-            "`make down`, choose another serving.port in the settings, `make up`"
+            "`tabloop down`, choose another serving.port in the settings, `tabloop up`"
         )
     say(f"  ok  {response.text[:200]}")
 
@@ -83,7 +83,7 @@ def complete(client: httpx.Client, url: str, model: str, say: Callable[[str], No
                 if line.startswith("data: ") and line != "data: [DONE]":
                     text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
     except httpx.HTTPError as error:
-        raise StepFailed(f"the stream broke: {error!r}\n  an engine may have died: `make status`, then its log") from error
+        raise StepFailed(f"the stream broke: {error!r}\n  an engine may have died: `tabloop status`, then its log") from error
     say(f"  ok  {(time.monotonic() - began) * 1000:.0f} ms: {prefix.splitlines()[-1]}[{text}]")
     return text
 
@@ -136,12 +136,12 @@ def wait_for_event(settings: Settings, event: str, say: Callable[[str], None]) -
                     return
         except Exception as error:  # the user needs to see any error of the store
             raise StepFailed(
-                f"the object store does not respond: {error}\n  `make status`; the spool keeps the event until the store is back"
+                f"the object store does not respond: {error}\n  `tabloop status`; the spool keeps the event meanwhile"
             ) from error
         time.sleep(0.5)
     raise StepFailed(
         f"the event did not reach the store in {seconds:.0f} s; it waits in {settings_.path(settings.serving.spool)}\n"
-        "  the serving app's log says why it is not shipped; `make status` shows the log's path"
+        "  the serving app's log says why it is not shipped; `tabloop status` shows the log's path"
     )
 
 
@@ -149,10 +149,10 @@ def _ask(client: httpx.Client, method: str, url: str, body: dict[str, object] | 
     try:
         return client.request(method, url, json=body)
     except httpx.ConnectError as error:
-        raise StepFailed(f"nothing listens at {url}: {error}\n  `make up` starts the stack, `make status` shows it") from error
+        raise StepFailed(f"nothing listens at {url}: {error}\n  `tabloop up` starts the stack") from error
     except httpx.HTTPError as error:
         raise StepFailed(
-            f"{url}: {error!r}\n  another program may use the port: `make status`, and serving.port in the settings"
+            f"{url}: {error!r}\n  another program may use the port: `tabloop status`, and serving.port in the settings"
         ) from error
 
 
@@ -162,12 +162,12 @@ def _explain(response: httpx.Response) -> None:
     match response.status_code:
         case 401 | 403:
             raise StepFailed(
-                f"the token was refused. {status}\n  the app was started with another token: `make down`, "
-                "`make up`, and check whether TABLOOP_SERVING__TOKEN is set in this terminal"
+                f"the token was refused. {status}\n  the app was started with another token: `tabloop down`, "
+                "`tabloop up`, and check whether TABLOOP_SERVING__TOKEN is set in this terminal"
             )
         case 404 | 405:
-            raise StepFailed(f"{status}\n  another program uses the port: `make status`, and serving.port in the settings")
+            raise StepFailed(f"{status}\n  another program uses the port: `tabloop status`, and serving.port in the settings")
         case 502 | 503 | 504:
-            raise StepFailed(f"the model is not loaded, or the spool is full. {status}\n  `make status`, then the engines' logs")
+            raise StepFailed(f"no model is loaded, or the spool is full. {status}\n  `tabloop status`, then the engines' logs")
         case _:
-            raise StepFailed(f"{status}\n  the serving app's log has details; `make status` shows its path")
+            raise StepFailed(f"{status}\n  the serving app's log has details; `tabloop status` shows its path")

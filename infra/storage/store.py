@@ -335,7 +335,7 @@ class ObjectStore:
     def _unreachable(self, what: str, key: str, error: Exception) -> Unreachable:
         return Unreachable(
             f"object store {self._client.meta.endpoint_url}: could not {what} {self.uri(key)}: {error}; gave up after "
-            f"{ATTEMPTS} attempts. Check store.endpoint, and with `make status` that the server runs; then run the step again"
+            f"{ATTEMPTS} attempts. Check store.endpoint, and with `tabloop status` that the server runs; then run the step again"
         )
 
 

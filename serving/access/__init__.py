@@ -1,6 +1,6 @@
 """Who may do what: tokens with their users, projects, roles and rates, and the team's OpenID Connect issuer.
 
-`python -m serving.access NAME` makes a token; `python -m infra.identity NAME` prints the keyed hash under which a user is stored.
+`tabloop token NAME` makes a token; `tabloop hash NAME` prints the keyed hash under which a user is stored.
 """
 
 from serving.access.callers import Access, Caller

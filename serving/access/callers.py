@@ -195,4 +195,4 @@ def _token(headers: Mapping[str, str]) -> bytes:
 
 
 def _unset(name: str) -> str:
-    return f"serving.{name} is not set: `make up` generates it, or set TABLOOP_SERVING__{name.upper()}"
+    return f"serving.{name} is not set: `tabloop up` generates it, or set TABLOOP_SERVING__{name.upper()}"

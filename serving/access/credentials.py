@@ -99,7 +99,7 @@ def read_table(file: Path) -> dict[str, AccessToken]:
     try:
         return TokenTable(tokens=tomllib.loads(file.read_text())).tokens
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: {error}; `python -m serving.access NAME --table {file}` writes such a file") from None
+        raise ValueError(f"{file}: {error}; `tabloop token NAME --table {file}` writes such a file") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         raise ValueError(f"{file}: {'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None

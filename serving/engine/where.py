@@ -55,7 +55,7 @@ def slot_address(settings: Settings, slot: int, member: int = 0) -> Where:
         raise SystemExit(f"engine: --member {member}: serving.engines[{slot}] has {len(urls)}; expected 0 to {len(urls) - 1}")
     url = urls[member]
     if not token:
-        raise SystemExit("engine: serving.engine_token is not set: `make up` generates it, or set TABLOOP_SERVING__ENGINE_TOKEN")
+        raise SystemExit("engine: serving.engine_token is not set: `tabloop up` makes it, or set TABLOOP_SERVING__ENGINE_TOKEN")
     return Where.of(url, token.get_secret_value(), settings.serving.engine_host, "serving.engine_host")
 
 
@@ -63,5 +63,5 @@ def evaluation_address(settings: Settings) -> Where:
     """Return the addresses of the evaluation's own engine, or raise SystemExit."""
     token = settings.evaluate.engine_token
     if not token:
-        raise SystemExit("evaluate.engine_token is not set: `make up` generates it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
+        raise SystemExit("evaluate.engine_token is not set: `tabloop up` makes it, or set TABLOOP_EVALUATE__ENGINE_TOKEN")
     return Where.of(settings.evaluate.engine_url, token.get_secret_value(), settings.evaluate.engine_host, "evaluate.engine_host")

@@ -130,7 +130,7 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
             if denied.status != 401:
                 raise
             # A browser then asks for a user name, which is ignored, and a password: the token.
-            text = "log in with a link that `make status` prints; as a password, an administrator's token is taken"
+            text = "log in with a link that `tabloop status` prints; as a password, an administrator's token is taken"
             return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
         shown = await values(request)
         return HTMLResponse(page.render(shown, live=live.render(shown)), headers=headers)
@@ -149,7 +149,7 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
     async def log_in(request: Request) -> Response:
         logins = sources.access.logins if request.url.query == QUERY else None
         if logins is None:
-            return PlainTextResponse("expected a login link of `make status`\n", 403, headers)
+            return PlainTextResponse("expected a login link of `tabloop status`\n", 403, headers)
         return _login_answer(logins.answer("POST", request.headers.get(CODE_HEADER, "")))
 
     return headers

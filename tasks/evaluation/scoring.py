@@ -1,4 +1,4 @@
-"""Scores of several models at the same places, by the same judge. The gate and `python -m evals.compare` both score here."""
+"""Scores of several models at the same places, by the same judge. The gate and `tabloop compare` both score here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -67,7 +67,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     aliases = registry.aliases()
     champion = aliases.champion
     if champion is None:
-        raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `make up` registers the base model")
+        raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `tabloop up` registers the base model")
     versions = lineage(registry.versions())
     parent = choose_parent(store, versions, champion, aliases.previous_champion)
     manifests = ancestry(store, versions, parent, now - WINDOW_SECONDS)

@@ -106,7 +106,7 @@ def request(user: str, project: str, now: float, by: str, reason: str) -> Forgot
     if user and not HASH.fullmatch(user):
         raise NobodyNamed(
             f"forget: user = {user!r}, expected the keyed hash of the events (32 hexadecimal digits), since Prefect "
-            "keeps the parameters of its runs; `python -m infra.identity NAME` prints it"
+            "keeps the parameters of its runs; `tabloop hash NAME` prints it"
         )
     kind, subject = ("user", user) if user else ("project", project)
     return Forgotten.model_validate({"kind": kind, "subject": subject, "time": now, "by": by, "reason": reason})

@@ -73,7 +73,7 @@ def test_the_error_for_a_lasting_fault_names_the_failed_action(moto: str, kind: 
         store.put("a", b"x" * 100_000)
         injector.share = 1.0
         store_with_short_timeout = client(address, store.bucket, read_timeout=0.2)
-        with pytest.raises(Unreachable, match=r"could not read s3://stays-\d/a: .*`make status`"):
+        with pytest.raises(Unreachable, match=r"could not read s3://stays-\d/a: .*`tabloop status`"):
             store_with_short_timeout.get("a")
         assert injector.counts[kind] >= 4, "the request is retried"
         if kind not in ("torn", "slow"):  # a write has no body to tear, and timeouts take long

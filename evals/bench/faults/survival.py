@@ -69,7 +69,7 @@ async def _until_answered(traffic: Traffic, count: int, when: str) -> None:
     deadline = time.monotonic() + BACK_SECONDS
     while traffic.tally.total.answered < count:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"serving: no request is answered {when}; run `make status`")
+            raise RuntimeError(f"serving: no request is answered {when}; run `tabloop status`")
         await asyncio.sleep(0.2)
 
 

@@ -181,6 +181,6 @@ def _carried(registry: Registry, decision: Decision, planned: Plan) -> Decision:
     if (champion := registry.aliases().champion) != planned.version:
         raise MovedMeanwhile(
             f"{planned.kind.replace('_', ' ')}: version {planned.version} is not champion, {champion} is: somebody else "
-            "moved the champion meanwhile. `python -m tasks.experiments history` shows who; then run this again"
+            "moved the champion meanwhile. `tabloop history` shows who; then run this again"
         )
     return decision

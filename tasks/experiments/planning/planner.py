@@ -22,12 +22,8 @@ from scipy.stats import binom
 
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Design
-<<<<<<< HEAD
-from infra.settings.schema import Collect, Experiment
-=======
 from infra.settings import Settings
-from infra.settings.schema import Collect, Experiment, Margins
->>>>>>> 78a5a70 (Add the command tabloop, and remove the module doors)
+from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.traffic import DAY, Traffic, divide, recent
 from tasks.experiments.planning.plan import make_plan, unplanned

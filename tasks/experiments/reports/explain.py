@@ -35,7 +35,7 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
     if outcome is None and not moves:
         raise UnknownVersion(
             f"version {version}: no cycle of {store.uri(cycles.PREFIX)} made it, and no move of {store.uri(log.PREFIX)} names "
-            "it. `python -m tasks.experiments history` lists the moves"
+            "it. `tabloop history` lists the moves"
         )
     if outcome:
         yield from _cycle(store, outcome)

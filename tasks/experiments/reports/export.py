@@ -50,7 +50,7 @@ def export(store: ObjectStore, settings: Settings, identifier: str, folder: Path
         raise NotExported(
             f"{identifier}: no request of this experiment counts: expected at least one older than collect.settle_seconds = "
             f"{plan.settle_seconds:g} and younger than retention.events_days; the looks of an experiment stay: "
-            f"`python -m tasks.experiments history {identifier}`"
+            f"`tabloop history {identifier}`"
         )
     rows = {}
     for name, frame in ((EXPOSURES, shown), (FACTS, found)):

@@ -110,7 +110,7 @@ def test_the_base_model_is_the_first_champion(storage: Stack) -> None:
 
 
 def test_the_error_for_an_unavailable_registry_names_the_next_step() -> None:
-    with pytest.raises(RegistryError, match="make status"):
+    with pytest.raises(RegistryError, match="tabloop status"):
         Registry.connect(RegistrySettings(uri="http://127.0.0.1:9")).aliases()
 
 

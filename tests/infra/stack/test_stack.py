@@ -107,7 +107,7 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
 def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
     settings_with_short_timeout = settings.model_copy(update={"stack": settings.stack.model_copy(update={"ready_seconds": 0.01})})
-    with pytest.raises(prefect_api.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `make up` again"):
+    with pytest.raises(prefect_api.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `tabloop up` again"):
         orchestration.deploy(settings_with_short_timeout, environment(settings, dict(os.environ)))
 
 
@@ -142,7 +142,7 @@ def test_the_error_for_a_port_in_use_names_the_part_the_process_and_the_setting(
         listener.bind(("127.0.0.1", port))
         listener.listen()
         with pytest.raises(
-            control.StackError, match=rf"s3: port {port} is taken by process {os.getpid()} .*store\.endpoint.*make up"
+            control.StackError, match=rf"s3: port {port} is taken by process {os.getpid()} .*store\.endpoint.*tabloop up"
         ):
             control.up(["s3"])
 

@@ -190,7 +190,7 @@ def test_training_refuses_samples_with_erased_rows(store: MemoryStore, registry:
 
 
 @pytest.mark.parametrize(
-    ("user", "project", "message"), [("", "", "exactly one"), (ADA, "p", "exactly one"), ("ada", "", "python -m infra.identity")]
+    ("user", "project", "message"), [("", "", "exactly one"), (ADA, "p", "exactly one"), ("ada", "", "tabloop hash")]
 )
 def test_a_request_must_name_one_user_or_project_as_events_do(user: str, project: str, message: str) -> None:
     with pytest.raises(NobodyNamed, match=message):
