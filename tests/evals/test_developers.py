@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from inspect import signature
+from typing import Any
 
 import pytest
 from aiohttp import web
