@@ -1,7 +1,7 @@
 """The states of a version and the moves between them.
 
-An alias is the truth about the champion and the challenger; the tag `state` of a version is the truth about the others. The log
-of moves (infra/storage/moves.py) says how a version came there.
+The log of moves (infra/storage/moves.py) holds them. The registry shows them: the aliases those of champion and challenger, the tag
+`state` of a version those of the others.
 """
 
 from collections.abc import Mapping
