@@ -1,7 +1,7 @@
 """The states of a version and the moves between them.
 
-The log of moves (infra/storage/moves.py) holds them. The registry shows them: the aliases those of champion and challenger, the tag
-`state` of a version those of the others.
+The log of moves (infra/storage/moves.py) holds them. The registry shows them: the aliases those of champion and challenger,
+the tag `state` of a version those of the others.
 """
 
 from collections.abc import Mapping
