@@ -31,13 +31,8 @@ from infra.settings.schema import Collect, Hindsight
 from infra.storage.store import ObjectStore, sha256
 from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
-from tasks.labels.partitions import (
-    AT_ONCE,
-    LEAST_REQUESTS,
-    join_partition,
-    merge_partitions,
-    plan_window,
-)
+from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS, plan_window
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.labels.standing import with_standing

@@ -16,7 +16,8 @@ from infra.storage.store import ObjectStore
 from tasks.evaluation.heldout.sets import Places
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import InputChanged, Partition, read_completions
+from tasks.labels.partitions import Partition
+from tasks.labels.read import InputChanged, read_completions
 
 LEAST_TRUTH = 3
 """Fewest characters, without blanks, of a place's text."""

@@ -14,7 +14,7 @@ name in the shown text: the prefix ends with it and the shown text begins with i
 
     feedback -- merge --> impressions; completions x impressions -- match --> matches; completions x matches -- label --> labels
 
-Every function accepts a part of the events (tasks/labels/partitions.py), as long as an impression comes with all of its events
+Every function accepts a part of the events (tasks/labels/pipeline.py), as long as an impression comes with all of its events
 and all completions that it may belong to, and a label with all matches of its completion.
 """
 
@@ -53,9 +53,15 @@ def join(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float)
 
     The frame has the columns of infra.records.Completion and those that `label` adds.
     """
+    served, matches, orphans = attribute(completions, feedback, join_seconds)
+    return label(served, matches), orphans
+
+
+def attribute(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    """Return every completion once, the matches of the impressions, and the number of impressions without a completion."""
     served, impressions = unique(completions), merge(feedback)
     matches = match(served, impressions, join_seconds)
-    return label(served, matches), impressions.height - matches.height
+    return served, matches, impressions.height - matches.height
 
 
 def unique(completions: pl.DataFrame) -> pl.DataFrame:
@@ -276,6 +282,29 @@ def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
         accepted_characters=pl.lit(0, pl.Int64),
         extent=length,
     )
+
+
+def with_silent(
+    matches: pl.DataFrame, served: pl.DataFrame, own: pl.DataFrame, settled: pl.DataFrame, *, reports: bool
+) -> pl.DataFrame:
+    """Return matches with their tokens and kept characters, and with those that no event reports: empty and unjudged ones.
+
+    Args:
+        served: all completions that are read; `own`: those of the partition.
+        settled: the settled text of the completions in `own` and `matches` (hindsight.settle).
+        reports: whether the settled texts that editors report are used.
+    """
+    if not reports:
+        matches = matches.with_columns(pl.lit(None, matches.schema[name]).alias(name) for name in REPORTS)
+    judged = matches.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).select(id="served")
+    known = settled.drop_nulls("settled").select("id").join(judged, on="id", how="anti")
+    reported = matches.drop_nulls("told_at").select(id="served", time="served_time")
+    silent = pl.concat([own.join(known, on="id", how="semi"), served.join(reported, on=["id", "time"], how="semi")])
+    silent = silent.unique("id", maintain_order=True)
+    lists = served.select("token_ends", "logprobs", "held_back", served="id")
+    matches = pl.concat([matches.join(lists, on="served"), nothing_to_show(own), unjudged(silent)], how="diagonal")
+    texts = matches.select("served").join(settled.select("settled", served="id"), on="served", how="left", maintain_order="left")
+    return matches.with_columns(hindsight.kept(matches["shown_text"], texts["settled"]))
 
 
 def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:

@@ -1,7 +1,7 @@
 """The first step of a cycle: read the window after the parent version, and put each of its requests in a bucket."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -18,11 +18,10 @@ from tasks.labels import users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.explain import undecided, unsettled
 from tasks.labels.parent import choose_parent
-from tasks.labels.partitions import JoinedPartition, Partition, WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import WindowPlan, plan_window
+from tasks.labels.pipeline import JoinAll, label_window
 from tasks.labels.scored import is_scored
 from tasks.labels.window import WINDOW_SECONDS, Window, window_after
-
-JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]
 
 
 class NoChampion(RuntimeError):
@@ -59,7 +58,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     """Read the window after the parent's own cycle and put each of its requests in a bucket.
 
     Args:
-        join_all: joins the partitions; by default they are joined here, one after another.
+        join_all: as in label_window.
 
     Raises:
         NoChampion: the registry names no champion.
@@ -73,17 +72,13 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     manifests = ancestry(store, versions, parent, now - WINDOW_SECONDS)
     window = window_after(manifests, now, settings.collect.settle_seconds)
     plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)
-    parts = join_all(plan.partitions) if join_all else [join_partition(store, partition) for partition in plan.partitions]
-    malformed = tuple(row for part in parts for row in part.malformed)
-    orphans = sum(part.orphans for part in parts)
-    labelled, repeated = merge_partitions(parts)
-    del parts  # `labelled` holds all of their rows once more
-    labelled = without_decided(store, labelled, manifests)
+    read = label_window(store, plan, join_all=join_all)
+    labelled = without_decided(store, read.requests, manifests)
     # Only an object that arrived late can hold a completion that was trained before, under another key.
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
     trained -= frozenset(labelled.filter("settled_late")["id"])
     distances = versions.distances(labelled["policy_version"].unique(), parent)
-    counts = WindowCounts(requests=plan.requests, duplicates=repeated, malformed=len(malformed))
+    counts = WindowCounts(requests=plan.requests, duplicates=read.duplicates, malformed=len(read.malformed))
     register = register_after(store, labelled, window.until, settings, now)
     labelled = users.with_admission(labelled, register)
     return Collected(
@@ -95,8 +90,8 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         accounting=classify(
             labelled, distances, window.until, settings.collect, counts, trained, held_out_files(labelled, settings)
         ),
-        orphans=orphans,
-        malformed=malformed,
+        orphans=read.orphans,
+        malformed=read.malformed,
         skew=(plan.newest or now) - now,
     )
 

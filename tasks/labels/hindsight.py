@@ -71,7 +71,10 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     Args:
         completions: infra.records.Completion, each once, with all requests up to `most_seconds` after the wanted ones.
         wanted: ids of the completions to settle.
+        settings: without `on`, no completion has a settled text.
     """
+    if not settings.on:
+        return wanted.to_frame("id").hstack(none(wanted.len()))
     ordered = completions.select(*NEEDED, wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
     found: list[tuple[str, Settled | Reason, int | None]] = []

@@ -17,7 +17,8 @@ from infra.storage.events.tables import arrow_schema
 from infra.storage.store import ObjectStore
 from tasks.labels import standing
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import InputChanged, Partition, read_completions
+from tasks.labels.partitions import Partition
+from tasks.labels.read import InputChanged, read_completions
 
 SCHEMA = arrow_schema(Sample)
 ROW_GROUP = 65_536

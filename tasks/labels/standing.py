@@ -17,7 +17,8 @@ from infra.storage.store import ObjectStore
 from tasks.labels.appeared import Histories
 from tasks.labels.attribution import unique
 from tasks.labels.hindsight import CHARACTERS_A_TOKEN, DIRTY_CHARACTERS
-from tasks.labels.partitions import TOKEN_FIELDS, Partition, read_completions
+from tasks.labels.partitions import Partition
+from tasks.labels.read import TOKEN_FIELDS, read_completions
 
 LINES = 3
 """Maximum context lines of a sample that are trained on."""

@@ -19,7 +19,8 @@ from infra.settings.schema import Reward
 from infra.settings.training import Groups
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import TOKEN_FIELDS, Partition, read_completions
+from tasks.labels.partitions import Partition
+from tasks.labels.read import TOKEN_FIELDS, read_completions
 from tasks.rewards.acceptance import Acceptance, fit
 from tasks.rewards.reward import group_advantages
 from tasks.rewards.weights import TooFewToShare, cap_weights

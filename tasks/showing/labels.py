@@ -14,7 +14,8 @@ import polars as pl
 from infra.model.showing import Place
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import Partition, read_completions
+from tasks.labels.partitions import Partition
+from tasks.labels.read import read_completions
 
 JUDGED = {"accepted": 1.0, "rejected": 0.0}
 """Labels of outcomes; a part that was accepted says nothing of all that was shown."""

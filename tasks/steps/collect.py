@@ -9,9 +9,10 @@ from prefect.logging import get_run_logger
 from infra.records import ExperimentRecord
 from infra.storage import cycles
 from tasks.labels import collect as collecting
-from tasks.labels import partitions
+from tasks.labels import pipeline
 from tasks.labels.collect import Collected
-from tasks.labels.partitions import JoinedPartition, Partition
+from tasks.labels.partitions import Partition
+from tasks.labels.pipeline import JoinedPartition
 from tasks.steps import context as contexts
 from tasks.steps.context import Context
 from tasks.steps.naming import call_run, call_waiting
@@ -62,7 +63,7 @@ def collect(context: Context) -> Collected:
 @step("join", retries=IO_RETRIES)
 def join(partition: Partition) -> JoinedPartition:
     """Read and join some hours of the window. The settings are those of the machine that runs this, so that no key travels."""
-    return partitions.join_partition(contexts.load().store, partition)
+    return pipeline.join_partition(contexts.load().store, partition)
 
 
 def join_all(context: Context, window: Sequence[Partition]) -> list[JoinedPartition]:

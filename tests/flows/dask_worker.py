@@ -7,8 +7,9 @@ from pathlib import Path
 from distributed import Worker
 
 from infra.storage.store import ObjectStore
-from tasks.labels import partitions
-from tasks.labels.partitions import JoinedPartition, Partition
+from tasks.labels import pipeline
+from tasks.labels.partitions import Partition
+from tasks.labels.pipeline import JoinedPartition
 
 FOLDER = "DASK_WORKER_FOLDER"
 """Environment variable with the directory that workers and tests share."""
@@ -18,7 +19,7 @@ BEFORE_HANG = 1
 
 def dask_setup(worker: Worker) -> None:
     """Record each partition at its start. The process named in the file `hang` finishes BEFORE_HANG more, then hangs."""
-    folder, process, join = Path(os.environ[FOLDER]), str(os.getpid()), partitions.join_partition
+    folder, process, join = Path(os.environ[FOLDER]), str(os.getpid()), pipeline.join_partition
     finished = 0
 
     def join_recorded(store: ObjectStore, partition: Partition) -> JoinedPartition:
@@ -33,4 +34,4 @@ def dask_setup(worker: Worker) -> None:
         finished += ordered
         return join(store, partition)
 
-    setattr(partitions, "join_partition", join_recorded)  # noqa: B010 - an assignment has another type than the function
+    setattr(pipeline, "join_partition", join_recorded)  # noqa: B010 - an assignment has another type than the function

@@ -26,7 +26,7 @@ from infra.records import Manifest
 from infra.settings import ROOT, Settings
 from infra.storage.store import ObjectStore
 from tasks.evaluation import evaluate
-from tasks.labels import partitions
+from tasks.labels import pipeline
 from tasks.steps import collect, experiment, hold_out, pages, reward, step, validate
 from tasks.steps import evaluate as evaluate_step
 from tasks.steps import train as train_step
@@ -78,7 +78,7 @@ def run(settings: Settings) -> None:
         *((module, "get_run_logger", logging.getLogger) for module in logging_),
         (pages, "create_table_artifact", lambda *_, **__: None),
         (step, "create_markdown_artifact", lambda *_, **__: None),
-        (collect, "join_all", lambda given, window: [partitions.join_partition(given.store, part) for part in window]),
+        (collect, "join_all", lambda given, window: [pipeline.join_partition(given.store, part) for part in window]),
         (Context, "checkpoint", checkpoint),
         (training, "train", train),
         (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1].held_out))),

@@ -22,6 +22,8 @@ from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.steps.transaction import MAX_RESUMES
+from tasks.trainer.options import UpdateSettings
+from tasks.trainer.update.targets import taught_by
 from tasks.upkeep.forget import forget, request
 from tasks.validation import drift, suite
 from tests.flows.conftest import World
@@ -141,6 +143,27 @@ def ship_settled(world: World, count: int) -> None:
         for i in range(count)
     ]
     world.ship("a", completions, events)
+
+
+def test_a_team_whose_editors_are_silent_trains_on_settled_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reports anything; the next request of each file shows what was written."""
+    settings = settings_.load()
+    wanted = settings.train.model_copy(update={"surrogate_weight": 0.0})
+    monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"train": wanted}))
+    completions = []
+    for number in range(12):
+        who = {"user": f"{number % 6:032x}", "file": f"{number}.py"}
+        start = "".join(f"line_{number}_{i} = {i}\n" for i in range(8))
+        text = "written()" if number % 2 else "wrong()"
+        completions.append(completion(str(number), prefix=f"{start}x = ", text=text, time=NOW - 60, **who))
+        later = f"{start}x = written()\ny = "
+        completions.append(completion(f"later {number}", prefix=later, text="wrong()", time=NOW - 30, **who))
+    world.ship("a", completions, [])
+    assert cycle().version == "2"
+    manifest = Manifest.model_validate(world.store.get_json("cycles/cycle-000001/manifest.json"))
+    sealed = world.store.get_rows(manifest.samples.key, Sample)
+    assert {row.outcome for row in sealed if row.token_ids} == {"unjudged"} and any(row.advantage < 0 for row in sealed)
+    assert [row for row in sealed if row.settled_token_ids] == list(taught_by(sealed, UpdateSettings(surrogate_weight=0.0))) != []
 
 
 def test_a_candidate_that_fails_is_registered_as_failed_and_meets_nobody(labelled: World) -> None:

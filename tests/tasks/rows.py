@@ -15,7 +15,8 @@ from tasks.labels import attribution as joining
 from tasks.labels import samples, users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import Collected
-from tasks.labels.partitions import OFF, WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import OFF, WindowPlan, plan_window
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.window import Window
 from tests.tasks.made import NOW, MemoryStore
 

@@ -18,7 +18,8 @@ from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, P
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
 from tasks.labels import users
-from tasks.labels.partitions import join_partition, merge_partitions, plan_window, references
+from tasks.labels.partitions import plan_window, references
+from tasks.labels.pipeline import label_window
 from tasks.labels.shares import codes
 from tasks.labels.window import Window
 from tasks.rewards.weights import scale
@@ -115,7 +116,7 @@ def read_labelled(
     begin = experiment.started - plan.baseline_seconds
     window = Window(since=begin, until=now, oldest=begin, known={})
     listed = plan_window(store, window, now, plan.join_seconds)
-    labelled, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
+    labelled = label_window(store, listed, tokens=False).requests
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)

@@ -14,7 +14,8 @@ from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
-from tasks.labels.partitions import join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import plan_window
+from tasks.labels.pipeline import label_window
 from tasks.labels.window import Window
 
 DAY = 86_400.0
@@ -58,7 +59,7 @@ def read_traffic(store: ObjectStore, settings: Experiment, collect: Collect, pla
     """Read the requests of the last days that a test would count; users with less history than a test asks for are left out."""
     begin, until = now - days * DAY, now - collect.settle_seconds
     listed = plan_window(store, Window(since=begin, until=until, oldest=begin, known={}), now, collect.join_seconds)
-    rows, _ = merge_partitions([join_partition(store, partition, tokens=False) for partition in listed.partitions])
+    rows = label_window(store, listed, tokens=False).requests
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))

@@ -12,7 +12,7 @@ class HarmfulUpdate(ValueError):
     """The whole update is refused: no checkpoint is written."""
 
 
-GRADED = ("partially_accepted", "judged")
+GRADED = ("partially_accepted", "judged", "unjudged")
 """Outcomes with graded rewards: samples of one such outcome still rank completions."""
 
 

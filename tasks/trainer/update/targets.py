@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from infra.records import Sample
 from tasks.trainer.options import UpdateSettings
-from tasks.trainer.update.safety import HarmfulUpdate
+from tasks.trainer.update.safety import HarmfulUpdate, check_classes
 
 
 def uses_sampled_tokens(options: UpdateSettings) -> bool:
@@ -17,9 +17,10 @@ def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sa
     """Return the samples with a target under these weights.
 
     Raises:
-        HarmfulUpdate: no sample has one.
+        HarmfulUpdate: no sample has one, or check_classes refuses the sampled tokens.
     """
     if uses_sampled_tokens(options):
+        check_classes(samples)
         return samples
     settled = [sample for sample in samples if sample.settled_token_ids]
     if not settled or not options.settled_weight:

@@ -20,7 +20,8 @@ from infra.storage.store import from_parquet, sha256
 from tasks.labels import explain, hindsight, samples, standing
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import collect
-from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import HOUR, plan_window
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.samples import SettledTokens
 from tasks.labels.standing import without_standing
 from tasks.labels.window import Window

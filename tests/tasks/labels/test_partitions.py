@@ -16,7 +16,9 @@ from infra.storage.store import from_parquet, to_parquet
 from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.impressions import STRENGTH
-from tasks.labels.partitions import HOUR, InputChanged, Partition, WindowPlan, join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import HOUR, Partition, WindowPlan, plan_window
+from tasks.labels.pipeline import join_partition, merge_partitions
+from tasks.labels.read import InputChanged
 from tasks.labels.samples import SCHEMA
 from tasks.labels.window import Window
 from tests.tasks import rows

@@ -15,7 +15,8 @@ from infra.settings.schema import Collect
 from infra.storage.store import from_parquet
 from tasks.labels import samples, standing
 from tasks.labels.appeared import Histories
-from tasks.labels.partitions import HOUR, join_partition, merge_partitions, plan_window
+from tasks.labels.partitions import HOUR, plan_window
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.samples import SettledTokens
 from tasks.rewards.weights import TooFewToShare, cap_weights
 from tests.tasks import rows

@@ -6,7 +6,9 @@ from infra.records import Manifest, ObjectReference
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from tasks.labels.collect import collect
-from tasks.labels.partitions import InputChanged, join_partition, plan_window, references
+from tasks.labels.partitions import plan_window, references
+from tasks.labels.pipeline import join_partition
+from tasks.labels.read import InputChanged
 from tasks.labels.window import Window, window_after
 from tasks.steps.transaction import manifest_fields, seal
 from tasks.validation.quarantine import ValidationEvidence

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infra.records import Completion, Feedback
 from infra.settings.schema import Hindsight
 from tasks.labels.accounting import WindowCounts, classify
-from tasks.labels.partitions import join_partition, merge_partitions
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.showing.labels import LabelledCompletion, kept_up_to, labelled_completions, tokens_of
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import LINEAGE

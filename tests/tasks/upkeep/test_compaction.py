@@ -12,7 +12,8 @@ from infra.settings import Settings
 from infra.settings.schema import Collect, Hindsight
 from infra.storage.events import segments
 from tasks.labels.collect import collect
-from tasks.labels.partitions import join_partition, plan_window, references
+from tasks.labels.partitions import plan_window, references
+from tasks.labels.pipeline import join_partition
 from tasks.labels.window import Window
 from tasks.steps.transaction import manifest_fields, seal
 from tasks.upkeep.compaction import Limits, compact

@@ -35,7 +35,7 @@ def test_accepts_alone_whose_rewards_differ_by_length_are_refused():
     check_classes([long, short, sample(-0.5)])
 
 
-@pytest.mark.parametrize("graded", ["partially_accepted", "judged"])
+@pytest.mark.parametrize("graded", ["partially_accepted", "judged", "unjudged"])
 def test_one_outcome_with_graded_rewards_passes(graded):
     check_classes([sample(0.1, 0.4, graded), sample(-0.1, 0.2, graded)])
 

@@ -27,6 +27,15 @@ def test_without_a_surrogate_only_settled_text_teaches() -> None:
     assert trained_part([BOTH, SHOWN], UpdateSettings()) == [BOTH, SHOWN]
 
 
+def test_samples_of_one_outcome_are_refused_only_where_their_sampled_tokens_teach() -> None:
+    kept = [sample(str(sign), reward=sign, advantage=sign, settled_token_ids=[7]) for sign in (0.5, -0.5)]
+    assert taught_by(kept, SETTLED_ONLY) == kept
+    with pytest.raises(HarmfulUpdate, match="outcome = 'accepted' for each of 2 samples"):
+        taught_by(kept, UpdateSettings(surrogate_weight=1.0))
+    silent = [row.model_copy(update={"outcome": "unjudged"}) for row in kept]
+    assert taught_by(silent, UpdateSettings(surrogate_weight=1.0)) == silent
+
+
 @pytest.mark.parametrize("weight", ["kl_weight", "entropy_weight"])
 def test_the_kl_and_entropy_terms_read_the_sampled_tokens(weight: str) -> None:
     assert uses_sampled_tokens(SETTLED_ONLY.model_copy(update={weight: 0.1}))

@@ -1,0 +1,128 @@
+"""From events to labelled requests: read, join, label, count, rows. `join_partition` is the whole way, for one partition.
+
+The events of a partition are its own and the requests near it that its impressions may belong to, or that show its settled text
+(partitions.py). What leaves it are small rows: the facts of its requests, and matches, which may belong to a neighbour's request.
+`label_window` combines them, so that partitions give the same result as one join of everything. A cycle reads its window by it,
+and an A/B test the requests that it counts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from infra.records import Quarantined
+from infra.storage.events.read import malformed_row, time_of
+from infra.storage.store import ObjectStore
+from tasks.labels import attribution, hindsight
+from tasks.labels.partitions import Partition, WindowPlan
+from tasks.labels.read import TOKEN_FIELDS, read_completions, read_events
+
+FACTS = (
+    "late",
+    *("id", "time", "project", "user", "credential", "file", "policy_version", "arm", "experiment", "assigned", "assigned_arm"),
+    *("temperature", "top_p", "ttft_ms", "total_ms"),
+    *("finish_reason", "language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring"),
+    *("blank", "unreported"),
+)
+"""Columns of a completion that leave its partition, beside its settled text: about 330 bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedPartition:
+    """The result of joining a partition."""
+
+    facts: pl.DataFrame
+    """Its completions, each once, without text and tokens."""
+    matches: pl.DataFrame
+    """Its impressions that match a completion (attribution.match)."""
+    malformed: tuple[Quarantined, ...]
+    """Its rows that are not valid completions."""
+    duplicates: int
+    """Its requests that were delivered again."""
+    orphans: int
+    """Its impressions that match no completion: forged, or of a completion older than the window."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledWindow:
+    """The requests of a window with their labels."""
+
+    requests: pl.DataFrame
+    """The requests, by time, then id, with the columns of attribution.label."""
+    duplicates: int
+    """Requests that were delivered again."""
+    malformed: tuple[Quarantined, ...]
+    """Rows that are not valid completions."""
+    orphans: int
+    """Impressions that match no completion."""
+
+
+JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]
+
+
+def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = True) -> JoinedPartition:
+    """Return the requests of a partition and the impressions that match a completion.
+
+    Args:
+        tokens: whether tokens and settled text are read; False where only counts are needed.
+
+    Raises:
+        InputChanged: an object changed after the window was planned.
+    """
+    completions, invalid = read_completions(store, partition, partition.reaches, () if tokens else TOKEN_FIELDS)
+    if tokens:
+        completions = _without_prompts(completions)
+    fresh = completions.filter(~pl.col("late"))
+    served, matches, orphans = attribution.attribute(completions, read_events(store, partition), partition.join_seconds)
+    served = served.with_columns(late=~pl.col("id").is_in(fresh["id"].implode()))
+    own = served.filter(partition.owns(served["time"].to_numpy()))
+    facts = own.select(*FACTS, *(("prompt", "prompt_tokens") if tokens else ()))
+    if tokens:
+        settled = hindsight.settle(served, pl.concat([own["id"], matches["served"]]).unique(), partition.hindsight)
+        matches = attribution.with_silent(matches, served, own, settled, reports=partition.hindsight.on)
+        matches = attribution.cut(matches)
+        texts = own.select("id").join(settled, on="id", how="left", maintain_order="left")
+        facts = facts.hstack(texts.drop("id"))
+    return JoinedPartition(
+        facts,
+        matches.drop("text", "shown_text"),
+        tuple(malformed_row(row) for row in invalid if partition.owns(np.array([time_of(row)])).all()),
+        int(partition.owns(fresh["time"].to_numpy()).sum()) - own.filter(~pl.col("late")).height,
+        orphans,
+    )
+
+
+def _without_prompts(completions: pl.DataFrame) -> pl.DataFrame:
+    """Replace the lists of token ids by the hash of the prompt and its number of tokens."""
+    prompts = pl.col("prompt_token_ids")
+    hashed = completions.with_columns(prompt=prompts.hash(), prompt_tokens=prompts.list.len())
+    return hashed.drop("prompt_token_ids", "token_ids")
+
+
+def label_window(store: ObjectStore, plan: WindowPlan, *, tokens: bool = True, join_all: JoinAll | None = None) -> LabelledWindow:
+    """Return the requests of a planned window with their labels.
+
+    Args:
+        tokens: as in join_partition.
+        join_all: joins the partitions; by default they are joined here, one after another.
+    """
+    if join_all:
+        parts = join_all(plan.partitions)
+    else:
+        parts = [join_partition(store, partition, tokens=tokens) for partition in plan.partitions]
+    requests, duplicates = merge_partitions(parts)
+    malformed = tuple(row for part in parts for row in part.malformed)
+    return LabelledWindow(requests, duplicates, malformed, sum(part.orphans for part in parts))
+
+
+def merge_partitions(parts: Sequence[JoinedPartition]) -> tuple[pl.DataFrame, int]:
+    """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again."""
+    facts = pl.concat(part.facts for part in parts)
+    fresh = facts.filter(~pl.col("late"))["id"]
+    completions = facts.sort("time", "id").unique("id", keep="last", maintain_order=True)
+    if fresh.len() < facts.height:
+        completions = completions.with_columns(late=~pl.col("id").is_in(fresh.implode()))
+    repeated = fresh.len() - completions.filter(~pl.col("late")).height + sum(part.duplicates for part in parts)
+    return attribution.label(completions, pl.concat(part.matches for part in parts)), repeated

@@ -1,0 +1,71 @@
+"""Read the events of a partition from the object store."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from infra.records import Completion, Feedback
+from infra.storage.events.read import fetch, time_of, times, visible
+from infra.storage.events.tables import checked
+from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.store import ObjectStore
+from tasks.labels.partitions import IMPRESSION, Partition, id_frame
+
+TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
+
+
+class InputChanged(RuntimeError):
+    """An object of the window changed after the window was planned."""
+
+
+def read_completions(
+    store: ObjectStore, partition: Partition, near: Callable[[np.ndarray], np.ndarray], left_out: Sequence[str] = ()
+) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
+    """Return a partition's completions at the times that `near` selects, and the rows that are not valid completions.
+
+    The column `late` is true for requests from before the window; of these, rows that are not valid are left out.
+    """
+    frames, invalid = [], []
+    for after, table in _read_tables(store, partition.completions, partition.erased, near):
+        frame, broken = checked(table, Completion, left_out)
+        frames.append(frame.with_columns(late=pl.col("time") <= after))
+        invalid += [row for row in broken if time_of(row) > after]
+    return pl.concat(frames), invalid
+
+
+def read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
+    """All events of a partition's impressions."""
+    frames = []
+    for _, table in _read_tables(store, partition.feedback, partition.erased):
+        impressions = id_frame(table).select(IMPRESSION)["impression"]
+        own = pl.Series(partition.owns(times(table))) & ~impressions.is_in(partition.outgoing.implode())
+        own |= impressions.is_in(partition.incoming.implode())
+        frames.append(checked(table.filter(own.to_arrow()), Feedback)[0])
+    return pl.concat(frames)
+
+
+def _read_tables(
+    store: ObjectStore, sources: pl.DataFrame, erased: ErasedSubjects, near: Callable[[np.ndarray], np.ndarray] | None = None
+) -> list[tuple[float, pa.Table]]:
+    """The rows of segments at the times that `near` selects (by default all), in one table for each set of columns.
+
+    With each table the time after which its rows are the window's.
+    """
+    expected = {row["key"]: row for row in sources.iter_rows(named=True)}
+    by_schema: dict[tuple[float, str], list[pa.Table]] = {(-np.inf, ""): [pa.schema([]).empty_table()]}
+    for holder, part in fetch(store, sources["object"].unique().sort().to_list()):
+        source = expected.get(part.key)
+        if source is None or source["object"] != holder:
+            continue
+        if part.sha256 != source["sha256"]:
+            raise InputChanged(
+                f"{store.uri(part.key)}: SHA-256 {part.sha256}, expected {source['sha256']} as planned: a user or project was "
+                "erased in the meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
+            )
+        table = visible(part.table, source["after"], erased)
+        selected = table.filter(pl.Series(near(times(table))).to_arrow()) if near else table
+        by_schema.setdefault((source["counted_after"], str(table.schema)), []).append(selected)
+    return [(after, pa.concat_tables(tables)) for (after, _), tables in by_schema.items()]
