@@ -85,7 +85,7 @@ def report(
     order: Literal["psm", "spm"] | None = None,
     examples: int = 0,
 ) -> None:
-    """Score a checkpoint and print the table; a number that is None is taken from the settings.
+    """Score a checkpoint and print the table. A missing number has its value of the settings.
 
     Args:
         checkpoint: directory in Hugging Face layout.
