@@ -1,4 +1,4 @@
-"""How far a long command is and how long it still takes: one line that moves on a terminal, a plain line now and then elsewhere.
+"""The progress of a long command and the time left: one line that moves on a terminal, a plain line now and then elsewhere.
 
 with Progress(console, work=3.0) as progress:
     with progress.part("training", 400, work=2.0) as part:
@@ -12,13 +12,12 @@ with Progress(console, work=3.0) as progress:
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 PLAIN_SECONDS = 20.0
 """Seconds between two plain lines."""
@@ -34,33 +33,39 @@ def duration(seconds: float) -> str:
 
 
 class Part:
-    """One part of a command: how much of it is done."""
+    """One part of a command."""
 
-    def __init__(self, name: str, total: float, work: float, began: float, moved: Callable[[], None]) -> None:
-        self.name, self.total, self.work, self.began, self.done = name, total, work, began, 0.0
-        self._moved = moved
+    def __init__(self, task: Task, work: float, update: Callable[..., None]) -> None:
+        self.task, self.work, self._update = task, work, update
+
+    @property
+    def done(self) -> float:
+        """Amount that is done."""
+        return self.task.completed
 
     @property
     def share(self) -> float:
-        """The share that is done, 0 to 1; 0 where the total is unknown."""
-        return min(self.done / self.total, 1.0) if self.total else 0.0
+        """Share that is done, 0 to 1; 0 where the total is unknown."""
+        return min(self.done / self.task.total, 1.0) if self.task.total else 0.0
 
     def advance(self, by: float = 1.0) -> None:
         """Count more as done."""
         self.at(self.done + by)
 
     def at(self, done: float) -> None:
-        """Set how much is done."""
-        self.done = done
-        self._moved()
+        """Set the amount that is done."""
+        self._update(self.task.id, completed=done)
+
+    def expect(self, total: float) -> None:
+        """Set the total."""
+        self._update(self.task.id, total=total)
 
     def rename(self, name: str) -> None:
-        """Set what is being done."""
-        self.name = name
-        self._moved()
+        """Set the name."""
+        self._update(self.task.id, description=name)
 
 
-class Progress:
+class Progress(rich_progress.Progress):
     """The progress of a command on a console."""
 
     def __init__(
@@ -69,23 +74,30 @@ class Progress:
         """Begin to count.
 
         Args:
-            work: of all parts, in the unit of their own `work`; 0: unknown, so that only the time left of a part is told.
+            work: of all parts, in the unit of their own `work`; 0: unknown, so that only the time left of a part is shown.
             clock: seconds.
             every: seconds between two plain lines.
         """
-        self.console, self._work, self._clock, self._every = console, work, clock, every
-        self._began, self._told, self._finished = clock(), clock(), 0.0
+        self._work, self._clock, self._every, self._began, self._printed, self._finished = (
+            work,
+            clock,
+            every,
+            clock(),
+            clock(),
+            0.0,
+        )
         self._part: Part | None = None
-        self._live = Live(self, console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
+        name = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+        amount = _Amount(lambda: self._amount().lstrip(":;, "))
+        columns, live = (name, BarColumn(BAR_WIDTH), amount), console.is_terminal
+        super().__init__(
+            *columns, console=console, transient=True, refresh_per_second=4, get_time=clock, expand=True, disable=not live
+        )
 
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
+    @property
+    def seconds(self) -> float:
+        """Seconds since the progress began."""
+        return self._clock() - self._began
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -93,54 +105,61 @@ class Progress:
 
     @contextmanager
     def part(self, name: str, total: float = 0.0, *, work: float = 0.0) -> Iterator[Part]:
-        """Show one part until the block ends.
+        """Show one part until the block ends, in place of the part around it.
 
         Args:
-            total: how much there is to do, in any unit; 0: unknown.
+            total: amount to do, in any unit; 0: unknown.
             work: its part of the command's work; parts within it are parts of that.
         """
         before, finished = self._part, self._finished
-        self._part = part = Part(name, total, work, self._clock(), self._moved)
+        if before:
+            self.update(before.task.id, visible=False)
+        number = self.add_task(name, total=total or None)
+        self._part = part = Part(self.tasks[-1], work, self._change)
         if before is None:
-            self._tell_if_due(first=True)
+            self._print_line()
         try:
             yield part
         finally:
+            self.remove_task(number)
+            if before:
+                self.update(before.task.id, visible=True)
             self._part, self._finished = before, max(self._finished, finished + work)
 
-    def _moved(self) -> None:
-        self._tell_if_due()
+    def line(self) -> str:
+        """Return the current part in a line: its name, amount and time left."""
+        return f"{self._part.task.description}{self._amount()}" if self._part else ""
 
-    def _tell_if_due(self, first: bool = False) -> None:
-        now = self._clock()
-        if self._live or self._part is None or not (first or now - self._told >= self._every):
-            return
-        self._told = now
-        self.say(f"[{now - self._began:5.0f} s] {self._part.name}{self._counted(self._part)}{self._left(self._part)}")
+    def _change(self, number: TaskID, **changes: float | str) -> None:
+        self.update(number, **changes)
+        if self._clock() - self._printed >= self._every:
+            self._print_line()
 
-    @staticmethod
-    def _counted(part: Part) -> str:
-        if not part.total:
-            return ""
-        return f": {part.share:.0%}" if part.total <= 1 else f": {part.done:,.0f} of {part.total:,.0f}"
+    def _print_line(self) -> None:
+        if self.disable:
+            self._printed = self._clock()
+            Progress.say(self, f"[{self.seconds:5.0f} s] {self.line()}")
 
-    def _left(self, part: Part) -> str:
-        """Return the time left of the command where its work is known, else of the part."""
-        now = self._clock()
-        if self._work:
-            done = (self._finished + part.work * part.share) / self._work
-            return f"; all: {done:.0%}, {duration((now - self._began) * (1 / done - 1))} left" if done else "; all: 0%"
-        return f", {duration((now - part.began) * (1 / part.share - 1))} left" if part.share else ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def _amount(self) -> str:
+        """Return the amount that is done of the current part, and the time left: of the command where its work is known."""
         part = self._part
         if part is None:
-            return
-        line = Table.grid(padding=(0, 1), expand=True)
-        line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        line.add_column(no_wrap=True)
-        line.add_column(no_wrap=True)
-        pulse = not part.total
-        bar = ProgressBar(total=part.total or None, completed=part.done, width=BAR_WIDTH, pulse=pulse)
-        line.add_row(part.name, bar, f"{self._counted(part).lstrip(': ')}{self._left(part)}".lstrip("; ,"))
-        yield line
+            return ""
+        total, share, text = part.task.total, part.share, ""
+        if total:
+            text = f": {share:.0%}" if total <= 1 else f": {part.done:,.0f} of {total:,.0f}"
+        if self._work:
+            done = (self._finished + part.work * share) / self._work
+            return text + (f"; all: {done:.0%}, {duration(self.seconds * (1 / done - 1))} left" if done else "; all: 0%")
+        return text + (f", {duration((part.task.elapsed or 0.0) * (1 / share - 1))} left" if share else "")
+
+
+class _Amount(ProgressColumn):
+    """The amount that is done, as a column."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        self._text = text
+
+    def render(self, task: Task) -> Text:
+        return Text(self._text())

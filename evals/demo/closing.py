@@ -74,8 +74,8 @@ async def _measure(
     run: developers.RunSettings, code: Code, pins: Mapping[str, developers.Pin], ground: Ground, visits: int, view: View
 ) -> developers.PairedRun:
     count = max(1, round(visits * SHARES[ground]))
-    with view.stage(f"closing comparison, {ground}", count) as stage:
-        return await developers.measure(run, code, tuple(pins.values()), count, ground=ground, progress=stage.at)
+    with view.part(f"closing comparison, {ground}", count) as part:
+        return await developers.measure(run, code, tuple(pins.values()), count, ground=ground, progress=part.at)
 
 
 async def _until_served(run: developers.RunSettings, code: Code, versions: set[str]) -> None:

@@ -114,10 +114,10 @@ class Loop:
         raise RuntimeError("the registry did not answer for a minute; run `tabloop status` to see which part is down and its log")
 
     async def _until_answered(self, requests: int) -> None:
-        with self._view.stage("developers type", requests) as stage:
+        with self._view.part("developers type", requests) as part:
             while not self._late and (total := self._traffic.tally.total).telling < requests:
                 self._show_arms()
-                stage.at(total.telling)
+                part.at(total.telling)
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _cycle(self, before: history.LoopState) -> history.LoopState:
@@ -137,7 +137,7 @@ class Loop:
         before = self._traffic.of_version(experiment.champion).answered
         needed = SETTLING * self._plan.verdict_requests
         name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
-        with self._view.stage(name, needed) as stage:
+        with self._view.part(name, needed) as part:
             while state.aliases.experiment:
                 if await self._before_test(state.aliases.experiment):
                     state, before = await self._state(), self._traffic.of_version(experiment.champion).answered
@@ -145,11 +145,12 @@ class Loop:
                 champion = self._traffic.of_version(experiment.champion).answered - before
                 count = min(self._traffic.of_version(experiment.challenger).answered, champion)
                 self._show_arms(experiment)
-                stage.at(count)
+                part.at(count)
                 if count < needed and time.time() < experiment.started + self._plan.verdict_seconds:
                     await asyncio.sleep(POLL_SECONDS)
                     continue
-                stage.total = needed = count + (SETTLING - 1) * self._plan.verdict_requests
+                needed = count + (SETTLING - 1) * self._plan.verdict_requests
+                part.expect(needed)
                 run = await self._run_deployment(WATCH)
                 self._view.verdict(f"A/B test, v{experiment.challenger}: {run.state}: {run.message[:220]}")
                 state = await self._state()
@@ -172,15 +173,15 @@ class Loop:
         try:
             identifier = await self._prefect.start(name)
             run = await self._prefect.flow_run(identifier)
-            with self._view.stage(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as stage:
+            with self._view.part(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as part:
                 step, began = "", time.monotonic()
                 while not run.ended:
                     await asyncio.sleep(1.0)
                     run, task = await self._prefect.flow_run(identifier), await self._prefect.current_task(identifier)
-                    stage.rename(f"{name}{task}")
+                    part.rename(f"{name}{task}")
                     if (now := task.strip(" ()")) != step:
                         step, began = now, time.monotonic()
-                    stage.at(max(stage.done, done_in(step, time.monotonic() - began)))
+                    part.at(max(part.done, done_in(step, time.monotonic() - began)))
         finally:
             self._traffic.quiet = False
         return run

@@ -25,9 +25,9 @@ def picture(view: View, out: Console) -> list[str]:
 def test_the_view_has_stage_progress_time_left_arms_and_the_last_verdict() -> None:
     clock, out = Clock(), console(terminal=True)
     view = View(out, clock=clock)
-    with view.stage("A/B test, v7 vs v5, requests an arm", 1632) as stage:
+    with view.part("A/B test, v7 vs v5, requests an arm", 1632) as part:
         clock.now = 60.0
-        stage.at(408)
+        part.at(408)
         view.arms(ARMS)
         with out.capture():
             view.verdict(LONG)
@@ -43,8 +43,8 @@ def test_the_view_has_stage_progress_time_left_arms_and_the_last_verdict() -> No
 def test_the_innermost_stage_is_shown_and_a_long_one_is_cut() -> None:
     out = console(terminal=True)
     view = View(out, clock=Clock())
-    with view.stage("A/B test", 10):
-        with view.stage("experiment (a task with a very long name)" * 3):
+    with view.part("A/B test", 10):
+        with view.part("experiment (a task with a very long name)" * 3):
             inner = picture(view, out)
         outer = picture(view, out)
     assert "experiment (a task" in inner[1] and len(inner) == 2 and len(inner[1].rstrip()) <= 80
@@ -53,11 +53,11 @@ def test_the_innermost_stage_is_shown_and_a_long_one_is_cut() -> None:
 
 def test_without_a_terminal_there_are_plain_lines() -> None:
     clock, out = Clock(), console(terminal=False)
-    with View(out, clock=clock, every=10.0) as view, view.stage("developers type, requests", 400) as stage:
+    with View(out, clock=clock, every=10.0) as view, view.part("developers type, requests", 400) as part:
         view.arms(ARMS[:1])
         for _ in range(20):
             clock.now += 1.0
-            stage.advance(10)
+            part.advance(10)
         view.verdict("cycle-000001: registered: version 2 is the challenger")
     arm = "champion v5 230 of 1,600 accepted (14.4%)"
     assert printed(out) == [
