@@ -1,24 +1,17 @@
-"""Starts the serving app: `python -m serving`. One process and one event loop serve the completions and feedback ports.
-
-`python -m serving --describe` starts nothing and prints routes and metrics as JSON, for the documentation.
-"""
+"""Starts the serving app: `python -m serving`. One process and one event loop serve the completions and feedback ports."""
 
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import uvloop
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from infra import settings as settings_
 from infra.model.fim import Renderer
@@ -188,33 +181,12 @@ async def serve(settings: Settings) -> None:
                 await asyncio.wait_for(shipper.ship(), drain.seconds_left - EXIT_SECONDS)
 
 
-async def describe(settings: Settings) -> dict[str, Any]:
-    """Return the OpenAPI documents of both ports and the metrics of an app that is not started."""
-    with tempfile.TemporaryDirectory() as folder:
-        unused = SecretStr("unused")
-        changes = {"spool": Path(folder, "spool"), "state": Path(folder, "state"), "token": unused, "user_secret": unused}
-        settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=changes)})
-        async with client.session() as http:
-            parts = wire(settings, http, Metrics(CLIENT_NAMES), Drain(settings.serving.drain))
-        return {
-            "completions": parts.completions.openapi(),
-            "feedback": parts.feedback.openapi(),
-            "metrics": [asdict(metric) for metric in parts.metrics.described()],
-        }
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m serving", description="Serve completions and feedback until SIGTERM.")
-    parser.add_argument("--describe", action="store_true", help="start nothing; print routes and metrics as JSON")
-    describing = parser.parse_args().describe
+    argparse.ArgumentParser(prog="python -m serving", description="Serve completions and feedback until SIGTERM.").parse_args()
     os.umask(files.PRIVATE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    settings = settings_.load()
-    if describing:
-        print(json.dumps(asyncio.run(describe(settings)), indent=1))
-    else:
-        uvloop.run(serve(settings))
+    uvloop.run(serve(settings_.load()))
     return 0
 
 

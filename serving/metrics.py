@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics import MetricWrapperBase
 
 from infra.records import Completion, Feedback, MeasuredGroup
 
@@ -74,17 +73,6 @@ class SpoolState:
     oldest_seconds: float
     set_aside: int
     """Segments in SPOOL/bad."""
-
-
-@dataclass(frozen=True)
-class DescribedMetric:
-    """A metric as /metrics names it."""
-
-    name: str
-    kind: str
-    """Prometheus' type: counter, gauge or histogram."""
-    labels: tuple[str, ...]
-    help: str
 
 
 @dataclass(frozen=True)
@@ -279,17 +267,6 @@ class Metrics:
             for name, value in group.measures.ratios().items():
                 if value is not None:
                     self._measures.labels(name, group.by, group.name).set(value)
-
-    def described(self) -> list[DescribedMetric]:
-        """Return every metric, in the order in which they are declared."""
-        declared = [metric for metric in vars(self).values() if isinstance(metric, MetricWrapperBase)]
-        return [
-            DescribedMetric(
-                each.name + ("_total" if each.type == "counter" else ""), each.type, tuple(metric._labelnames), each.documentation
-            )
-            for metric in declared
-            for each in metric.describe()
-        ]
 
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
         """Return the metrics in Prometheus' text format, with gauges of the given states."""

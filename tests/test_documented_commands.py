@@ -11,12 +11,12 @@ from types import MappingProxyType
 import pytest
 
 from evals.demo.orchestration import Orchestration
-from infra.docs_build import site
+from evals.docs import site
+from evals.docs.app import describe
 from infra.registry.client import Registry
 from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import orchestration
 from infra.stack.parts import clients
-from serving.__main__ import describe
 from tests.documented import Command, commands, commands_of
 from tests.stack import Stack
 
@@ -53,7 +53,7 @@ NOT_RUN = {
     r"make down && rm -rf var": "removes the data of the local stack",
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
     r"make demo.*|make base.*|make bench.*|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
-    r"make docs": "installs MkDocs; tests/infra/test_docs.py builds the site where it is installed",
+    r"make docs": "installs MkDocs; tests/evals/docs/test_docs.py builds the site where it is installed",
     r"make promote VERSION=3 DRY_RUN=1": "the version that is promoted before cannot be promoted again; tests/flows run dry runs",
     r"prefect deployment run cycle/cycle": "trains; tests/flows runs the flow",
     r"python -m evals\.(bench(\.[\w.]+)?|compare|demo|developers|base_model\.\w+|studies\.(?!judged)[\w.]+)( (?!--help$).*)?": (

@@ -33,10 +33,10 @@ ORDER = {
         *("judge_failures", "team_set", "training_overlap", "cycle_sets", "evaluate"),
     ),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
-    "evals": ("progress", "developers", "base_model", "compare", "demo", "bench", "studies"),
+    "evals": ("progress", "developers", "base_model", "compare", "demo", "bench", "studies", "docs"),
     "infra": (
         *("records", "settings", "assignment", "identity", "model", "redaction", "http", "storage", "registry", "pages"),
-        *("stack", "docs_build", "cli"),
+        *("stack", "cli"),
     ),
 }
 COMMAND = "infra/cli"

@@ -97,21 +97,11 @@ def memory(
 @command(PROJECT)
 def docs() -> int:
     """Build the documentation into var/docs; `make docs` installs its packages."""
-    import asyncio
-    import os
-    import subprocess
-
+    from evals.docs import site
     from infra import settings
-    from infra.docs_build import site
-    from serving.__main__ import describe
 
-    python = settings.ROOT / ".venv-docs/bin/python"
-    if not python.exists():
-        raise errors.Failed(f"{python}: not found; `make docs` installs MkDocs and builds the documentation")
-    described = asyncio.run(describe(settings.load()))
-    site.write(settings.ROOT, described, settings.ROOT / "var/docs-source")
-    command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", "infra/mkdocs.yml")
-    code = subprocess.run(command, cwd=settings.ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
-    if not code:
-        print("open var/docs/index.html")
-    return errors.NO if code else errors.DONE
+    with errors.expected(FileNotFoundError):
+        if not site.build(settings.ROOT, settings.load()):
+            return errors.NO
+    print("open var/docs/index.html")
+    return errors.DONE

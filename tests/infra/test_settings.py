@@ -10,8 +10,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from evals.docs import settings_page
 from infra import settings as settings_
-from infra.docs_build import settings_page
 from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, load
 
 MOST_SETTINGS = 243

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 
+from evals.docs.app import describe
 from infra.settings import LOCAL, load
-from serving.__main__ import describe
 from tests.serving.fakes import House
 from tests.serving.gateway.test_feedback import DATA, RLINF_BODY, continue_event
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, INFILL

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from infra.docs_build.markdown import anchor, code, prose, table
-from infra.docs_build.schema import Schema, resolved, words
+from evals.docs.markdown import anchor, code, prose, table
+from evals.docs.schema import Schema, resolved, words
 from infra.records import Record, events
 
 ABOUT = """Times are Unix seconds (UTC), durations milliseconds unless the name says otherwise. `policy_version` is the MLflow

@@ -5,8 +5,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infra.docs_build.markdown import anchor, code, prose, table
-from infra.docs_build.schema import TOML, Schema, forms, resolved, values, words
+from evals.docs.markdown import anchor, code, prose, table
+from evals.docs.schema import TOML, Schema, forms, resolved, values, words
 from infra.settings import LOCAL, PREFIX, PRODUCTION, Settings
 
 INTRO = f"""# Settings

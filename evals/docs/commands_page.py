@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from infra.docs_build.markdown import anchor, code, prose, table
+from evals.docs.markdown import anchor, code, prose, table
 
 TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
 DECLARED = re.compile(r"(?:(\w+)\.)?command\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infra.docs_build.markdown import code
+from evals.docs.markdown import code
 
 Schema = Mapping[str, Any]
 TOML = {"string": "text", "integer": "whole number", "object": "table", "boolean": "true or false", "null": ""}

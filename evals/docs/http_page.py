@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from infra.docs_build.markdown import anchor, code, prose, table
-from infra.docs_build.schema import Schema, forms, rows, words
+from evals.docs.markdown import anchor, code, prose, table
+from evals.docs.schema import Schema, forms, rows, words
 
 HTTP_INTRO = """# HTTP API
 

@@ -1,11 +1,16 @@
 """Put the site's sources together: the written pages of infra/docs, and the generated pages."""
 
+import asyncio
+import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.docs_build import commands_page, http_page, records_page, settings_page
+from evals.docs import commands_page, http_page, records_page, settings_page
+from evals.docs.app import describe
+from infra.settings import Settings
 
 
 def written(root: Path) -> dict[str, str]:
@@ -15,7 +20,7 @@ def written(root: Path) -> dict[str, str]:
 
 
 def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
-    """Return the generated pages by their path; `app` is the result of `serving.__main__.describe`."""
+    """Return the generated pages by their path; `app` is the result of `app.describe`."""
     changelog = (root / "CHANGELOG.md").read_text()
     return {
         "changes.md": changelog.replace("](infra/docs/", "]("),  # its links lead from the root of the repository
@@ -48,6 +53,11 @@ def write(root: Path, app: Mapping[str, Any], folder: Path) -> int:
     return len(pages)
 
 
-def _changes(changelog: str) -> str:
-    """Return the changelog as a page of the site: its links lead from the root of the repository to infra/docs."""
-    return changelog.replace("](infra/docs/", "](")
+def build(root: Path, settings: Settings) -> bool:
+    """Build var/docs with MkDocs; return whether it succeeded. Raises FileNotFoundError without MkDocs' environment."""
+    python = root / ".venv-docs/bin/python"
+    if not python.exists():
+        raise FileNotFoundError(f"{python}: not found; `make docs` installs MkDocs and builds the documentation")
+    write(root, asyncio.run(describe(settings)), root / "var/docs-source")
+    command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", "infra/mkdocs.yml")
+    return not subprocess.run(command, cwd=root, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
