@@ -94,7 +94,7 @@ def pauses(code: Code, count: int, seed: int) -> list[Pause]:
 def score(generator: Generator, looks: Sequence[Pause], temperature: float, max_tokens: int, seed: int) -> Score:
     """Return what developers do with the model's completions at these pauses."""
     texts = generator.complete([(look.prefix, look.suffix) for look in looks], max_tokens, temperature, seed)
-    outcomes = [look.judge(text)[0] for look, text in zip(looks, texts, strict=True)]
+    outcomes = [look.answer(text)[0] for look, text in zip(looks, texts, strict=True)]
     return Score(
         temperature,
         float(np.mean([outcome.accepted for outcome in outcomes])),

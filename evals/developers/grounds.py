@@ -18,8 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Literal, get_args
 
+from tasks.evaluation import positions
+from tasks.evaluation.heldout import held_out_files, site_packages
 from tasks.evaluation.holes import Hole
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column
 
@@ -37,7 +40,7 @@ STANDING_BLOCKS, STANDING_FUNCTIONS = 0.6, 0.15
 
 
 @dataclass(frozen=True)
-class Place:
+class Gap:
     """A place of a ground: the file is finished around it, and its hole is empty from the cursor on."""
 
     position: Position
@@ -74,7 +77,7 @@ class Grounds:
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
 
-    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> Place:
+    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> Gap:
         """Return a random place, each line of the ground equally likely.
 
         `several_lines`: the share of places whose truth covers one to three further lines.
@@ -93,7 +96,7 @@ class Grounds:
         start, end = hole.lines[number]
         last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
         cursor = start + draw_column(source.text[hole.start + start : hole.start + end], rng)
-        return place_at(source, hole, cursor, hole.lines[min(last, len(hole.lines) - 1)][1])
+        return gap_at(source, hole, cursor, hole.lines[min(last, len(hole.lines) - 1)][1])
 
     def lines(self, ground: Ground) -> int:
         """Return the number of lines with places."""
@@ -124,10 +127,10 @@ class Grounds:
         return {ground: _eligible(holes[ground], foreign[ground]) for ground in GROUNDS}
 
 
-def place_at(source: Source, hole: Hole, cursor: int, stop: int) -> Place:
+def gap_at(source: Source, hole: Hole, cursor: int, stop: int) -> Gap:
     """Return the place at offset `cursor` of a hole of a finished file; the developer is about to write up to `stop`."""
     text, offset = source.text, hole.start + cursor
-    return Place(
+    return Gap(
         Position(
             file=source.name,
             offset=offset,
@@ -169,3 +172,18 @@ def _share(*key: str) -> float:
 
 def _long_lines(text: str) -> list[str]:
     return [line for raw in text.split("\n") if len(line := raw.strip()) >= LONG_LINE]
+
+
+def code_from(directories: Sequence[Path] = ()) -> positions.Code:
+    """Return the Python files below the directories; without directories, the held-out files that no model is scored on.
+
+    Raises:
+        ValueError: a path is not a directory, or the directories hold no Python file.
+    """
+    if not directories:
+        return positions.Code(positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])))
+    for directory in directories:
+        if not directory.is_dir():
+            raise ValueError(f"--code {directory}: no such directory; give one that holds Python files")
+    files = sorted({file for directory in directories for file in directory.rglob("*.py")})
+    return positions.Code(positions.read_sources(files, directories))

@@ -10,16 +10,18 @@ from itertools import count
 
 import aiohttp
 
-from evals.developers.decision import Decision
 from evals.developers.draft import Draft
 from evals.developers.draws import Quirks
+from evals.developers.live_session import Decision, LiveSession, RunContext
 from evals.developers.pacer import Pacer
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Session
 from evals.developers.tally import Ledger, Tally
 from evals.developers.transport import Address, EditorClient, connect
-from evals.developers.visit import LiveSession, RunContext
 from tasks.evaluation.positions import Code
+
+MOST_WAITING = 500
+"""Sessions that may wait for their file."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +31,24 @@ class RunSettings:
     address: Address = field(default_factory=Address)
     users: int = 120
     seed: int = 0
-    """Seed of the tastes, the sessions, the places of comparisons and the chance events."""
+    """Seed of tastes, sessions, positions of comparisons and chance events."""
     requests: int | None = None
     """End after so many requests; None: no bound."""
     seconds: float | None = None
     """End after so many seconds; None: no bound."""
     speed: float = 20.0
-    """How many times faster than people they pause, type and decide; does not scale the server's time."""
+    """Times faster than people that they pause, type and decide; does not scale the server's time."""
     rate: float = 0.0
     """Maximum requests a second; 0: limited by the concurrency only."""
     concurrency: int = 16
-    """Developers who write at the same time, each in a file of their own."""
+    """Developers who write at the same time."""
     first_visit: int = 0
-    """Number of the first session, or place of a comparison. A run that continues after an earlier one's meets others."""
+    """Number of the first session, or of the first position of a comparison."""
     quirks: Quirks = field(default_factory=Quirks)
     examples: int = 200
     """Maximum number of suggestions kept for a report."""
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Keeps the editors' completion ids of two runs apart."""
-
-
-MOST_WAITING = 500
-"""Sessions that wait for their file before no later one begins either."""
 
 
 class BackgroundTasks:
@@ -74,8 +72,8 @@ class BackgroundTasks:
 class Workplace:
     """The files that are being written; one developer at a time works in each.
 
-    The sessions begin in their order, but one whose file is taken waits for it while later ones begin: a file with many sessions
-    holds up nobody else. The sessions of a file keep their order.
+    The sessions begin in order, but a session whose file is taken waits while later ones begin. The sessions of a file keep
+    their order.
     """
 
     def __init__(self, sessions: Iterator[Session]) -> None:
@@ -87,7 +85,7 @@ class Workplace:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """Hold the file of the next session that can begin; waits if there is none."""
+        """Hold the file of the next session that can begin; waits for one."""
         while (session := self._next()) is None:
             self._freed.clear()
             await self._freed.wait()
@@ -112,7 +110,7 @@ class Workplace:
         return free
 
     def draft(self, session: Session) -> Draft:
-        """Return the file as the sessions before left it; in a new pass, and in the run's first session there, as planned."""
+        """Return the file as the previous session left it; in a new pass, and at the run's first session there, as planned."""
         number, draft = self._drafts.get(session.source.name, (-1, None))
         if draft is None or number != session.round:
             draft = session.draft()
@@ -155,11 +153,9 @@ async def run(
     """Let developers write until the run is over. Return the sums after the last event was sent.
 
     Args:
-        settings: The run.
-        code: The sources; the developers write some of their holes.
         stop: Ends the run early.
-        progress: Gets the sums about once a second.
-        on_decision: Gets every decision once its place has settled, with what was to be written and what became of it.
+        progress: Receives the sums about once a second.
+        on_decision: Receives every decision once its text has settled.
         rate: Returns the current maximum of requests a second and replaces `settings.rate`.
         client: Makes the HTTP client that all developers share.
     """

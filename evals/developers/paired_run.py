@@ -42,10 +42,7 @@ class PairedRun:
     """Positions that some pin did not answer; missing from `pairs`."""
 
     def by_user(self, value: Callable[[ExpectedOutcome], float]) -> dict[str, tuple[int, tuple[float, ...]]]:
-        """Return each developer's number of positions and the sum of `value` for each pin.
-
-        A comparison clustered by user needs exactly these sums.
-        """
+        """Return each developer's number of positions and the sum of `value` for each pin."""
         positions: Counter[str] = Counter(pair.user for pair in self.pairs)
         sums = {user: [0.0] * len(self.pins) for user in positions}
         for pair in self.pairs:
@@ -66,10 +63,10 @@ async def measure(
 ) -> PairedRun:
     """Show completions of each pinned version to the same developers at the same positions of a ground.
 
-    Developers do not type over answers and send no events. `progress` gets the number of positions done so far.
+    Developers do not type over answers and send no events. `progress` receives the number of positions done so far.
 
     Raises:
-        ValueError: the code holds no place of the ground.
+        ValueError: the code holds no position of the ground.
     """
     began = time.monotonic()
     ledgers = [Ledger(settings.examples) for _ in pins]
@@ -94,8 +91,8 @@ async def measure(
                 answered = tuple(outcome for index in range(len(pins)) if (outcome := outcomes[index]) is not None)
                 done += 1
                 if len(answered) == len(pins):
-                    judged, ids = zip(*answered, strict=True)
-                    pairs.append(Pair(pause.developer.name, number, judged, ids))
+                    expected, ids = zip(*answered, strict=True)
+                    pairs.append(Pair(pause.developer.name, number, expected, ids))
                 if progress is not None:
                     progress(done)
 
@@ -115,7 +112,7 @@ async def _outcome(client: EditorClient, pause: Pause, pin: Pin, ledger: Ledger)
     if answer.error:
         ledger.add(user, version, errors=1)
         return None
-    outcome, choice = pause.judge(answer.text)
+    outcome, choice = pause.answer(answer.text)
     if choice is None:
         ledger.add(user, version, nothing=1)
         return outcome, answer.completion_id

@@ -1,17 +1,17 @@
-"""A developer who waits for a completion at a place, and what they think of it."""
+"""A developer who waits for a completion at a position, and their opinion of it."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from evals.developers import editor
 from evals.developers.draws import Draws, Editor
-from evals.developers.taste import Opinion, Taste, judge
+from evals.developers.taste import Opinion, Taste, opinion_on
 from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position
 
 Kind = Literal["typed", "accepted", "rewritten", "pasted", "unfinished", "deleted"]
 Way = Literal["writes", "false start", "again"]
-"""What the developer does: writes on from the top, begins a line by mistake, or writes a piece again."""
+"""The developer writes on from the top, begins a line by mistake, or writes a piece again."""
 
 
 @dataclass(frozen=True)
@@ -35,42 +35,42 @@ class Developer:
 
 @dataclass(frozen=True)
 class SettledTruth:
-    """What became of a place: the text that stands where the completion would have stood, once it has settled.
+    """The settled text of a request: the text in place of the completion. Never sent to a server.
 
-    It settles some minutes after the request (Quirks.settle_seconds), by the developer's own clock, to within one line that is
-    being typed, or before, when they leave the file. What is rewritten by then counts as rewritten. Never sent to a server.
+    It settles Quirks.settle_seconds after the request, by the developer's own clock, to within one line that is being typed, or
+    when they leave the file before.
     """
 
     text: str | None
     """From the cursor to the first character of the request's suffix; None if the text before the cursor was deleted."""
     whole: bool
-    """All of the text stands, so the suffix follows it; else its last line may be half written, and more lines may come."""
+    """The text is complete, and the suffix follows it; else its last line may be half written, and more lines may come."""
     kind: Kind
     """
     typed: by hand.
-    accepted: it begins with the completion that was accepted there; rewritten: one was accepted and not all of it stands.
+    accepted: it begins with the accepted completion; rewritten: it does not, though one was accepted.
     pasted: at least partly inserted as a block.
     unfinished: nothing was written. deleted: the text before the cursor no longer stands.
     """
     seconds: float
     """From the request, by the developer's clock."""
     first: str | None = None
-    """What stood there when nobody had edited it for Quirks.quiet_seconds for the first time since its first edit, or at last."""
+    """The text when it was first without an edit for Quirks.quiet_seconds after its first edit; else `text`."""
 
 
 @dataclass(frozen=True)
 class ExpectedOutcome:
     """The expected result of showing one completion.
 
-    It counts a slip of the finger (Taste.noise) by its probability instead of drawing it: the same expectation with less variance
-    (Rao-Blackwell), which a metric over rare, long suggestions needs.
+    It counts a slip of the finger (Taste.noise) by its probability: the same expectation as a drawn one, with less variance
+    (Rao-Blackwell).
     """
 
     accepted: float
     """Probability that the developer accepts; 0 if the editor shows nothing."""
     shown: str
     kept: int = 0
-    """Characters of `shown` that stay if it is accepted: those that are right from the start."""
+    """Right characters of `shown` from the start, which stay if it is accepted."""
 
     @property
     def accepted_characters(self) -> float:
@@ -85,7 +85,7 @@ class ExpectedOutcome:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the developer does, including slips."""
+    """The developer's answer to a completion, slips included."""
 
     accepted: bool
     opinion: Opinion
@@ -97,40 +97,35 @@ class Pause:
 
     developer: Developer
     position: Position
-    """Its truth is what they are about to write: the rest of the line, sometimes some more lines."""
+    """Its truth is the text that they are about to write: the rest of the line, sometimes some more lines."""
     prefix: str
     """As the editor sends it."""
     suffix: str
     rest: str
-    """All that the finished file holds between `prefix` and `suffix`; it begins with the truth, except at a false start."""
+    """The finished file's text between `prefix` and `suffix`; begins with the truth, except at a false start."""
     draws: Draws
     visit: int
-    """Number of the session, or of the place of a ground."""
+    """Number of the session, or of the position of a ground."""
     way: Way = "writes"
     stop: int = 0
     """Number of the pause in this line."""
     settled: SettledTruth | None = None
-    """What became of the place if no completion was accepted; None while it is not known."""
+    """The settled text if no completion was accepted; None while it is unknown."""
     asked: float = 0.0
-    """Seconds from the session's begin to the request, by the developer's clock; 0 at a place of a ground."""
+    """Seconds from the session's begin to the request, by the developer's clock; 0 at a position of a ground."""
 
-    def judge(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
-        """Return the expected outcome of a completion and the choice; no choice if the editor shows nothing."""
+    def answer(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
+        """Return the expected outcome of a completion and the choice; None if the editor shows nothing."""
         text = editor.shown_text(generated, self.prefix, self.suffix)
         if not text:
             return ExpectedOutcome(0.0, ""), None
         taste = self.developer.taste
-        opinion, accepted = opinion_of(taste, generated, text, self.position.truth, self.draws.flipped)
-        kept = matching_prefix(text, self.rest)
-        return ExpectedOutcome(1 - taste.noise if opinion.accepted else taste.noise, text, kept), Choice(accepted, opinion)
+        choice = choice_of(taste, generated, text, self.position.truth, self.draws.flipped)
+        accepted = 1 - taste.noise if choice.opinion.accepted else taste.noise
+        return ExpectedOutcome(accepted, text, matching_prefix(text, self.rest)), choice
 
 
-def opinion_of(taste: Taste, generated: str, text: str, truth: str, flipped: bool) -> tuple[Opinion, bool]:
-    """Return a developer's opinion of the shown `text`, and whether they accept it, which `flipped` inverts.
-
-    The opinion ignores a space that the editor removed.
-    """
-    if editor.lost_space(generated, text):
-        truth = truth.removeprefix(" ")
-    opinion = judge(taste, text, truth)
-    return opinion, opinion.accepted is not flipped
+def choice_of(taste: Taste, generated: str, text: str, truth: str, flipped: bool) -> Choice:
+    """Return the answer to the shown `text`, which `flipped` inverts; ignores a space that the editor removed."""
+    opinion = opinion_on(taste, text, truth.removeprefix(" ") if editor.lost_space(generated, text) else truth)
+    return Choice(opinion.accepted is not flipped, opinion)

@@ -33,18 +33,18 @@ VERSION_HEADER = "X-Tabloop-Version"
 
 
 class Pin(NamedTuple):
-    """What a request asks for beside its text; a pin needs a token with the role `versions`."""
+    """The options of a request; a pin needs a token with the role `versions`."""
 
     version: str = ""
-    """The version that serves; empty: the arm's."""
+    """Version; empty: the arm's."""
     level: str = ""
-    """How readily it is shown; empty: the caller's own level."""
+    """Level of showing; empty: the caller's own."""
     temperature: float | None = None
     """Of sampling; None: the settings'."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that ask for it."""
+        """The headers of the options."""
         named = {VERSION_HEADER: self.version, "X-Tabloop-Level": self.level}
         named |= {"X-Tabloop-Temperature": "" if self.temperature is None else str(self.temperature)}
         return {name: value for name, value in named.items() if value}
@@ -142,13 +142,13 @@ def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) 
 
 
 def native_body(impression: Impression, accepted: bool, dismissed: bool, seen_ms: float) -> dict[str, Any]:
-    """Return an event of /v1/feedback, with the reason where nothing was taken."""
-    told: dict[str, Any] = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(seen_ms)}
+    """Return an event of /v1/feedback, with the reason of a rejection."""
+    event: dict[str, Any] = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(seen_ms)}
     if accepted:
-        return told | {"outcome": "accepted"}
-    return told | {"outcome": "rejected", "reason": "rejected" if dismissed else "typed_away"}
+        return event | {"outcome": "accepted"}
+    return event | {"outcome": "rejected", "reason": "rejected" if dismissed else "typed_away"}
 
 
 def cancelled_body(request_id: str) -> dict[str, Any]:
-    """Return the event of a completion that the developer typed over before it could be shown."""
+    """Return the event of a completion that the developer typed over."""
     return {"completion_id": request_id, "reason": "cancelled"}

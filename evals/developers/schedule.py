@@ -12,9 +12,7 @@ from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground, Grounds
 from evals.developers.pause import Developer, Pause, SettledTruth
 from evals.developers.sessions import Session, Team, sessions_of_pass
-from evals.developers.settling import OnSettled
-from evals.developers.steps import Reaction, Steps, Wait
-from evals.developers.writer import Writer
+from evals.developers.writer import OnSettled, Reaction, Steps, Wait, Writer
 from tasks.evaluation.positions import Code
 
 

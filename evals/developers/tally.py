@@ -52,7 +52,7 @@ class Counts:
 
     @property
     def telling(self) -> int:
-        """Requests that a cycle may learn from: answered ones, and those of silent editors, of which later requests tell."""
+        """Requests that a cycle may learn from: answered ones, and those of silent editors, whose later requests show it."""
         return self.answered + self.silent
 
     @property

@@ -1,15 +1,17 @@
-"""The secret taste of a simulated developer: which suggestions they accept. Drawn once per user; independent of the model.
+"""The secret taste of a simulated developer, drawn once for each user: which suggestions they accept.
 
 A developer accepts a suggestion that is entirely right, or whose start is right and worth a Tab.
 """
 
 import random
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from tasks.evaluation.metrics import matching_prefix
 
 Reason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "comment", "long"]
+INSIDE_WORD = re.compile(r"\w\w")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Taste:
 
 @dataclass(frozen=True)
 class Opinion:
-    """A developer's verdict on a suggestion, without decision noise."""
+    """A developer's opinion of a suggestion, without decision noise."""
 
     accepted: bool
     reason: Reason
@@ -64,8 +66,8 @@ def draw_taste(rng: random.Random) -> Taste:
     )
 
 
-def judge(taste: Taste, shown: str, truth: str) -> Opinion:
-    """Return the opinion of a developer about `shown` who is about to write `truth`."""
+def opinion_on(taste: Taste, shown: str, truth: str) -> Opinion:
+    """Return the opinion of a developer who sees `shown` and is about to write `truth`."""
     right = matching_prefix(shown, truth)
     if shown.rstrip() == truth.rstrip():
         accepted = right >= taste.least_whole
@@ -83,17 +85,8 @@ def _objection(taste: Taste, shown: str, truth: str, right: int) -> Reason | Non
         return "long"
     if taste.dislikes_overrun and right >= len(truth.rstrip()):
         return "overruns"
-    if (
-        taste.dislikes_half_words
-        and right == len(shown)
-        and _is_word_character(truth[right - 1])
-        and _is_word_character(truth[right])
-    ):
+    if taste.dislikes_half_words and right == len(shown) and INSIDE_WORD.match(truth, right - 1):
         return "half_word"
     if taste.dislikes_comments and "#" in shown[right:]:
         return "comment"
     return None
-
-
-def _is_word_character(character: str) -> bool:
-    return character.isalnum() or character == "_"

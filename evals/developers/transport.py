@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -13,6 +14,8 @@ from evals.developers.protocol import NO_PIN, Pin
 from infra.settings import Settings
 
 DATA, DONE = b"data: ", b"[DONE]"
+Read = Callable[[aiohttp.ClientResponse, Callable[[str], bool]], Awaitable[tuple[str, str, bool]]]
+"""Reads the body of a response."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,12 @@ class Address:
 
     @property
     def native_url(self) -> str:
-        """Where editors that know the server's ids report: /v1/feedback of the server of feedback_url."""
+        """The URL of /v1/feedback, to which native editors report."""
         return urlsplit(self.feedback_url)._replace(path="/v1/feedback").geturl()
 
 
 def simulation_token(settings: Settings) -> str:
-    """Return the token by which simulated developers name themselves and see versions.
+    """Return the token with which simulated developers name themselves and see versions.
 
     Raises:
         ValueError: the settings have no such token, or do not let tokens name users.
@@ -86,54 +89,39 @@ class EditorClient:
         self.address = address
         self._timeout = aiohttp.ClientTimeout(total=address.timeout_seconds)
 
-    async def complete_whole(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None
-    ) -> Answer:
-        """Request a completion as Zed does, in one body; `should_close` as in `complete`, with the whole text."""
-        began, version = time.monotonic(), self.address.pin
-        headers = protocol.zed_headers(self.address.token, user, Pin(version))
-        body = json.dumps(protocol.zed_body(self.address.model, prefix, suffix))
-        url = f"{self.address.api_base}/completions"
-        try:
-            async with self._http.post(url, data=body, headers=headers, timeout=self._timeout) as response:
-                version = response.headers.get(protocol.VERSION_HEADER, version)
-                if response.status != 200:
-                    return await _refused(response, version, began)
-                answer = await response.json()
-                text = answer["choices"][0]["text"]
-        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-            return _failed(error, "", version, began)
-        cancelled = should_close is not None and should_close(text)
-        return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=answer.get("id", ""))
-
     async def complete(
         self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: Pin = NO_PIN
     ) -> Answer:
-        """Stream a completion. `should_close` gets the text so far and returns whether the developer's typing ends the stream."""
+        """Stream a completion. `should_close` receives the text so far and returns whether the developer's typing ends it."""
         pin = pin if pin.version else pin._replace(version=self.address.pin)
-        began = time.monotonic()
-        text, version, completion_id, cancelled = "", pin.version, "", False
         headers = protocol.request_headers(self.address.token, user, pin)
-        body = json.dumps(protocol.request_body(self.address.model, prefix, suffix))
+        body = protocol.request_body(self.address.model, prefix, suffix)
+        return await self._complete(headers, body, pin.version, _streamed, should_close)
+
+    async def complete_whole(
+        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None
+    ) -> Answer:
+        """Request a completion as Zed does, in one body; `should_close` receives the whole text."""
+        headers = protocol.zed_headers(self.address.token, user, Pin(self.address.pin))
+        body = protocol.zed_body(self.address.model, prefix, suffix)
+        return await self._complete(headers, body, self.address.pin, _whole, should_close)
+
+    async def _complete(
+        self, headers: dict[str, str], body: dict[str, Any], version: str, read: Read, should_close: Callable[[str], bool] | None
+    ) -> Answer:
+        began = time.monotonic()
+        text, completion_id, cancelled, error = "", "", False, ""
+        url, data = f"{self.address.api_base}/completions", json.dumps(body)
         try:
-            async with self._http.post(
-                f"{self.address.api_base}/completions", data=body, headers=headers, timeout=self._timeout
-            ) as response:
-                version = response.headers.get(protocol.VERSION_HEADER, pin.version)
-                if response.status != 200:
-                    return await _refused(response, version, began)
-                async for line in response.content:
-                    if not line.startswith(DATA) or line.startswith(DONE, len(DATA)):
-                        continue
-                    piece, completion_id = _piece(line, completion_id)
-                    text += piece
-                    if piece and should_close is not None and should_close(text):
-                        cancelled = True
-                        response.close()
-                        break
-        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-            return _failed(error, text, version, began)
-        return Answer(text, version, _milliseconds_since(began), cancelled=cancelled, completion_id=completion_id)
+            async with self._http.post(url, data=data, headers=headers, timeout=self._timeout) as response:
+                version = response.headers.get(protocol.VERSION_HEADER, version)
+                if response.status == 200:
+                    text, completion_id, cancelled = await read(response, should_close or (lambda text: False))
+                else:
+                    error = f"{response.status}: {(await response.text())[:300]}"
+        except (TimeoutError, aiohttp.ClientError, ValueError) as failure:
+            error = f"{type(failure).__name__}: {failure}"[:300]
+        return Answer(text, version, 1000 * (time.monotonic() - began), cancelled, error, completion_id)
 
     async def post(self, user: str, body: dict[str, object]) -> bool:
         """Post an event once, as Continue does. Return False if it was lost."""
@@ -152,23 +140,25 @@ class EditorClient:
             return False
 
 
-def _piece(line: bytes, completion_id: str) -> tuple[str, str]:
-    """Return the text of a streamed chunk, and the completion's id, which the first chunk tells."""
-    chunk = json.loads(line[len(DATA) :])
-    choices = chunk["choices"]
-    return choices[0].get("text") or "" if choices else "", completion_id or chunk.get("id", "")
+async def _streamed(response: aiohttp.ClientResponse, should_close: Callable[[str], bool]) -> tuple[str, str, bool]:
+    """Read a stream until its end, or close it. Return its text, the completion's id and whether it was closed."""
+    text, completion_id = "", ""
+    async for line in response.content:
+        if not line.startswith(DATA) or line.startswith(DONE, len(DATA)):
+            continue
+        chunk = json.loads(line[len(DATA) :])
+        piece = (chunk["choices"][0].get("text") or "") if chunk["choices"] else ""
+        text, completion_id = text + piece, completion_id or chunk.get("id", "")
+        if piece and should_close(text):
+            response.close()
+            return text, completion_id, True
+    return text, completion_id, False
 
 
-async def _refused(response: aiohttp.ClientResponse, version: str, began: float) -> Answer:
-    return Answer("", version, _milliseconds_since(began), error=f"{response.status}: {(await response.text())[:300]}")
-
-
-def _failed(error: Exception, text: str, version: str, began: float) -> Answer:
-    return Answer(text, version, _milliseconds_since(began), error=f"{type(error).__name__}: {error}"[:300])
-
-
-def _milliseconds_since(began: float) -> float:
-    return 1000 * (time.monotonic() - began)
+async def _whole(response: aiohttp.ClientResponse, should_close: Callable[[str], bool]) -> tuple[str, str, bool]:
+    answer = await response.json()
+    text = answer["choices"][0]["text"]
+    return text, answer.get("id", ""), should_close(text)
 
 
 def connect(concurrency: int) -> aiohttp.ClientSession:

@@ -1,38 +1,148 @@
-"""A developer writes: the steps of one session, without a server.
+"""A developer writes one session, without a server.
 
-`Writer.steps` yields waits and pauses and gets back what came of each pause. A live run sends the pauses to a server; a bench
-answers each with `Reaction("rejected")`. Every chance event is drawn for its line and its stop, so what a server answers shifts
-no other draw: text that an accepted completion wrote is not written again, and the pauses planned in it fall away.
+`Writer.steps` yields waits and pauses, and receives the reaction to each pause. A live run sends the pauses to a server; a bench
+answers each with `Reaction("rejected")`. Every chance event is drawn for its line and its stop, so the answers shift no other
+draw: text that an accepted completion wrote is not written again, and the pauses planned in it fall away.
 """
 
 import re
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from evals.developers import draws, editor
 from evals.developers.draft import Draft, Patch
 from evals.developers.draws import REJECTED_AFTER_SECONDS, LineDraws, Quirks, draws_at, line_draws, random_stream
-from evals.developers.pause import Pause, Way
+from evals.developers.pause import Kind, Pause, SettledTruth, Way
 from evals.developers.sessions import Segment, Session
-from evals.developers.settling import OnSettled, Settling
-from evals.developers.steps import (
-    CHARACTERS_PER_SECOND,
-    DEBOUNCE_SECONDS,
-    DELETED_PER_SECOND,
-    JUMP_SECONDS,
-    Reaction,
-    Steps,
-    StepsTo,
-    Wait,
-)
 from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position, column_at
 
+DEBOUNCE_SECONDS = 0.35
+CHARACTERS_PER_SECOND = 6.0
+DELETED_PER_SECOND = 20.0
+JUMP_SECONDS = 2.0
 NAME = re.compile(r"[A-Za-z_]\w{2,}")
+OnSettled = Callable[[Pause, SettledTruth], None]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The developer thinks, types or deletes for some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """The developer's reaction at a pause."""
+
+    outcome: str
+    """accepted, rejected, unreported, nothing, cancelled or error."""
+    typed: str = ""
+    """Text of the truth that the developer typed while the answer streamed."""
+    inserted: str = ""
+    """The accepted completion."""
+
+
+T = TypeVar("T")
+StepsTo = Generator[Wait | Pause, Reaction | None, T]
+"""Yields waits and pauses, and receives None after a wait and a reaction after a pause."""
+Steps = StepsTo[None]
+
+
+@dataclass
+class _Request:
+    """A request whose text may still change."""
+
+    pause: Pause
+    hole: int
+    start: int
+    """Offset of the cursor in the hole."""
+    stop: int
+    """Offset at which the request's suffix begins."""
+    asked: float
+    edited: float | None = None
+    """End of the last edit in its text."""
+    accepted: str = ""
+    """The completion that was accepted there."""
+    pasted: bool = False
+    first: str | None = None
+    """Its text when it was quiet for the first time."""
+
+
+class Settling:
+    """Follows each request of a session until its text settles, by the developer's own clock."""
+
+    def __init__(self, draft: Draft, quiet_seconds: float, most_seconds: float, on_settled: OnSettled) -> None:
+        self._draft, self._quiet, self._most, self._on_settled = draft, quiet_seconds, most_seconds, on_settled
+        self._requests: list[_Request] = []
+
+    def asked(self, pause: Pause, hole: int, start: int, stop: int, now: float) -> None:
+        """Follow a request."""
+        self._requests.append(_Request(pause, hole, start, stop, now))
+
+    def accepted(self, pause: Pause, text: str) -> None:
+        """Note the accepted completion."""
+        for request in self._requests:
+            if request.pause is pause:
+                request.accepted = text
+
+    def edit(self, hole: int, at: int, began: float, ends: float, pasted: bool = False) -> None:
+        """Settle what is due before an edit at an offset of a hole, then note the edit; call it before the draft changes."""
+        for request in list(self._requests):
+            if request.first is None and request.edited is not None and request.edited + self._quiet <= began:
+                request.first = self._text(request)
+            if request.asked + self._most <= ends:
+                self._settle(request, began)
+            elif request.hole == hole and request.start <= at <= request.stop:
+                request.edited, request.pasted = ends, request.pasted or pasted
+
+    def deleted(self, pause: Pause, now: float) -> None:
+        """Settle a request whose text before the cursor goes."""
+        for request in [request for request in self._requests if request.pause is pause]:
+            self._delete(request, now)
+
+    def deleted_between(self, hole: int, start: int, end: int, now: float) -> None:
+        """Settle the requests whose text before the cursor is written again from offset `start` on."""
+        for request in [request for request in self._requests if request.hole == hole and start < request.start <= end]:
+            self._delete(request, now)
+
+    def finish(self, now: float) -> None:
+        """Settle all requests: the developer leaves."""
+        for request in list(self._requests):
+            self._settle(request, now)
+
+    def _delete(self, request: _Request, now: float) -> None:
+        self._requests.remove(request)
+        self._on_settled(request.pause, SettledTruth(None, False, "deleted", now - request.asked, request.first))
+
+    def _settle(self, request: _Request, now: float) -> None:
+        self._requests.remove(request)
+        text = self._text(request)
+        whole = self._draft.is_complete(request.hole, request.start, request.stop)
+        first = text if request.first is None else request.first
+        self._on_settled(
+            request.pause, SettledTruth(text, whole, _kind(request, text), min(now - request.asked, self._most), first)
+        )
+
+    def _text(self, request: _Request) -> str:
+        return self._draft.between(request.hole, request.start, request.stop)
+
+
+def _kind(request: _Request, text: str) -> Kind:
+    if not text:
+        return "unfinished"
+    if request.pasted:
+        return "pasted"
+    if request.accepted:
+        return "accepted" if text.startswith(request.accepted) else "rewritten"
+    return "typed"
 
 
 @dataclass(frozen=True)
 class _Wrong:
-    """Something to write again."""
+    """A piece to write again."""
 
     hole: int
     patch: Patch
@@ -53,7 +163,7 @@ class Writer:
         self._lines = 0
 
     def steps(self) -> Steps:
-        """Write the session's segments, correct what is wrong, and leave. The draft changes on the way."""
+        """Write the session's segments, correct the wrong pieces, and leave; changes the draft."""
         for segment in self._session.segments:
             yield from self._pass(JUMP_SECONDS)
             self._draft.open(segment.hole)
@@ -87,10 +197,10 @@ class Writer:
         if chances.pauses and max(typed, draft.front(hole)) <= cursor:
             yield from self._write(hole, cursor)
             last = min(number + chances.further_lines, len(lines) - 1)
-            yield from self._place(hole, number, lines[last][1], chances.rewrite_after)
+            yield from self._pauses(hole, number, lines[last][1], chances.rewrite_after)
         yield from self._write(hole, end)
 
-    def _place(self, hole: int, number: int, stop: int, rewrite_after: int) -> Steps:
+    def _pauses(self, hole: int, number: int, stop: int, rewrite_after: int) -> Steps:
         """Pause at the front of a hole, once or several times, about to write up to `stop`."""
         size = self._draft.holes[hole].size
         for turn in range(self._quirks.most_stops):
@@ -112,7 +222,8 @@ class Writer:
     def _ask(self, pause: Pause, hole: int, stop: int) -> StepsTo[Reaction]:
         """Pause at the cursor; after an accept, the time until the Tab has passed."""
         yield from self._pass(DEBOUNCE_SECONDS)
-        self.settling.asked(pause, hole, self._at(pause, hole), stop, self.clock)
+        start = pause.position.offset - self._draft.holes[hole].start
+        self.settling.asked(pause, hole, start, stop, self.clock)
         reaction = yield pause
         assert reaction is not None
         if reaction.outcome == "accepted":
@@ -166,7 +277,7 @@ class Writer:
         draft.drop(hole, standing)
 
     def _wrong_word(self, hole: int, number: int, chances: LineDraws) -> StepsTo[int]:
-        """Perhaps write the line up to the end of a word, which is another one at first. Return the end of that word, or 0."""
+        """Perhaps write the line up to a wrong word, to be corrected later. Return the end of that word, or 0."""
         draft, (start, end) = self._draft, self._draft.holes[hole].lines[number]
         if chances.wrong_word < 0 or draft.front(hole) > start:
             return 0
@@ -182,14 +293,14 @@ class Writer:
         return start + word.end()
 
     def _rewrite_due(self, lines: int | None) -> Steps:
-        """Write again what is due after so many lines, or all that is wrong."""
+        """Write the wrong pieces again that are due after so many lines; None: all."""
         for wrong in [wrong for wrong in self._wrong if lines is None or wrong.due <= lines]:
             self._wrong.remove(wrong)
             if wrong.patch in self._draft.patches(wrong.hole):
                 yield from self._rewrite(wrong.hole, wrong.patch)
 
     def _rewrite(self, hole: int, wrong: Patch) -> Steps:
-        """Go back to something wrong, delete it with the rest of its line, and write it again."""
+        """Go back to a wrong piece, delete it with the rest of its line, and write it again."""
         draft = self._draft
         number, (_, end) = next((n, line) for n, line in enumerate(draft.holes[hole].lines) if line[1] >= wrong.end)
         end = min(end, draft.front(hole))
@@ -223,9 +334,9 @@ class Writer:
         yield Wait(seconds)
 
     def _pause(self, hole: int, offset: int, stop: int, truth: str, key: tuple[int, Way, int]) -> Pause:
-        """Return a pause at an offset of a hole; the text from there to offset `stop` is missing, the suffix begins behind it.
+        """Return a pause at an offset of a hole; the text up to offset `stop` is missing, and the suffix begins there.
 
-        `key`: number of the line, what the developer does there, and the number of the pause or, if they write again, the offset.
+        `key`: number of the line, the developer's action, and the number of the pause or, if they write again, the offset.
         """
         draft, span = self._draft, self._draft.holes[hole]
         before, after = draft.before(hole, offset), draft.after(hole, stop)
@@ -244,6 +355,3 @@ class Writer:
             stop=turn if way == "writes" else 0,
             asked=self.clock + DEBOUNCE_SECONDS,
         )
-
-    def _at(self, pause: Pause, hole: int) -> int:
-        return pause.position.offset - self._draft.holes[hole].start

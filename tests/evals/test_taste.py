@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evals.developers.draws import taste_of
-from evals.developers.taste import Taste, draw_taste, judge
+from evals.developers.taste import Taste, draw_taste, opinion_on
 
 PLAIN = Taste(
     strictness=0.8,
@@ -48,7 +48,7 @@ TRUTH = "self.name = name"
     ],
 )
 def test_the_opinion_of_an_example(changes, shown, truth, accepted, reason):
-    opinion = judge(replace(PLAIN, **changes), shown, truth)
+    opinion = opinion_on(replace(PLAIN, **changes), shown, truth)
     assert (opinion.accepted, opinion.reason) == (accepted, reason)
 
 

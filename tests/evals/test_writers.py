@@ -16,8 +16,7 @@ from evals.developers.editor import prompt_context
 from evals.developers.grounds import later_holes
 from evals.developers.pause import Pause
 from evals.developers.sessions import Segment, Session
-from evals.developers.steps import Reaction, Wait
-from evals.developers.writer import Writer
+from evals.developers.writer import Reaction, Wait, Writer
 from tasks.evaluation.holes import holes_of
 from tasks.evaluation.positions import Code, Source
 

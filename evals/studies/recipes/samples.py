@@ -161,7 +161,7 @@ def kept(given: Interactions, number: int, sample: Sample, generated: str) -> in
     if label is None:
         return None
     return kept_characters(
-        generated if sample.outcome == "unjudged" else given.pauses[number].judge(generated)[0].shown, label.text
+        generated if sample.outcome == "unjudged" else given.pauses[number].answer(generated)[0].shown, label.text
     )
 
 
@@ -170,7 +170,7 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
     completions = given.complete(RLINF_TEMPERATURE)
     told = [n for n, c in enumerate(completions) if shown_sample(given, n, c, 1.0).outcome in ("accepted", "rejected")]
     tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
-    shown = {n: given.pauses[n].judge(completions[n].text)[0].shown for n in told}
+    shown = {n: given.pauses[n].answer(completions[n].text)[0].shown for n in told}
     tokens = {n: tokenizer.encode(text, add_special_tokens=False).ids for n, text in shown.items()}
     scores = Generator(given.checkpoint, given.settings.model).score([(completions[n].prompt, tokens[n]) for n in told])
     rescored = [
@@ -202,7 +202,7 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
             suffix=pause.suffix,
             settled=label.text,
             whole=label.whole,
-            shown=pause.judge(generated)[0].shown,
+            shown=pause.answer(generated)[0].shown,
             accepted=accepted,
         )
         places.append(place)
@@ -262,7 +262,7 @@ def empty_sample(given: Interactions, number: int, prompt: Sequence[int] | None 
 def shown_sample(given: Interactions, number: int, completion: SampledCompletion, temperature: float) -> Sample:
     """Return a completion with what its developer told of it."""
     pause = given.pauses[number]
-    outcome, choice = pause.judge(completion.text)
+    outcome, choice = pause.answer(completion.text)
     draws = pause.draws
     typed = pause.position.truth[: draws.typed] if draws.types_on else ""
     if pause.developer.silent or draws.superseded or not completion.text.startswith(typed):

@@ -34,7 +34,7 @@ class Places:
         """Return what the developers do when they are shown the text up to each token."""
         columns = []
         for pause, text, completion in zip(self.pauses, self.texts, self.completions, strict=True):
-            judged = [pause.judge(text[:end])[0] for end in completion.ends]
+            judged = [pause.answer(text[:end])[0] for end in completion.ends]
             columns.append(np.array([(o.accepted, o.kept_characters, bool(o.shown)) for o in judged], float))
         return Outcomes([pause.developer.name for pause in self.pauses], columns)
 
@@ -64,7 +64,7 @@ def labelled(
     """Return a completion with its labels, and count what the developer did with all of it in `past`."""
     (text, ends), developer = decoded, pause.developer
     place = Place(pause.prefix, pause.suffix, "", *past.shares(PROJECT, developer.name))
-    choice = None if developer.silent else pause.judge(text)[1]
+    choice = None if developer.silent else pause.answer(text)[1]
     if choice:
         past.add(PROJECT, developer.name, choice.accepted)
     truth, kept = pause.settled, np.full(len(ends), np.nan)

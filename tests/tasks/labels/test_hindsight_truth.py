@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from evals.developers import Pause, Schedule, SettledTruth, code_from
-from evals.developers.steps import Reaction, Wait
+from evals.developers.writer import Reaction, Wait
 from infra.records import Completion
 from infra.settings.schema import Hindsight
 from tasks.labels import hindsight

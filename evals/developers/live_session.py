@@ -7,25 +7,79 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from evals.developers import editor, protocol
-from evals.developers.decision import Decision, undecided
 from evals.developers.draft import Draft
 from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
 from evals.developers.pacer import Pacer
-from evals.developers.pause import Pause, SettledTruth, opinion_of
+from evals.developers.pause import Pause, SettledTruth, Way, choice_of
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Session
-from evals.developers.steps import DEBOUNCE_SECONDS, Reaction, Wait
 from evals.developers.tally import Example, Ledger
 from evals.developers.transport import Answer, EditorClient
+from evals.developers.writer import DEBOUNCE_SECONDS, Reaction, Wait
 from tasks.evaluation.metrics import matching_prefix
 
 DEBOUNCE_MS = 1000 * DEBOUNCE_SECONDS
 
 
 @dataclass(frozen=True)
+class Decision:
+    """A pause, its outcome and the settled text, as `--decisions` writes it; never sent to a server."""
+
+    user: str
+    visit: int
+    """Number of the session."""
+    file: str
+    offset: int
+    """Offset of the cursor in the finished file."""
+    way: Way
+    stop: int
+    """Number of the pause in this line."""
+    prefix: str
+    """As sent."""
+    suffix: str
+    version: str
+    outcome: str
+    """accepted, rejected, unreported, nothing, cancelled or error."""
+    reason: str
+    truth: str
+    elapsed_ms: float
+    accepted: bool = False
+    """The developer accepted, even if the editor did not report it."""
+    shown: str = ""
+    right: int = 0
+    """Right characters from the start."""
+    request_id: str = ""
+    """Id of the answer; empty without one."""
+    completion_id: str = ""
+    """The editor's id of the impression; empty if nothing was shown."""
+    settled: SettledTruth | None = None
+
+
+def undecided(pause: Pause, answer: Answer) -> Decision:
+    """Return the decision of an error, which a shown answer replaces."""
+    position = pause.position
+    return Decision(
+        user=pause.developer.name,
+        visit=pause.visit,
+        file=position.file,
+        offset=position.offset,
+        way=pause.way,
+        stop=pause.stop,
+        prefix=pause.prefix,
+        suffix=pause.suffix,
+        version=answer.version,
+        outcome="error",
+        reason=answer.error,
+        truth=position.truth,
+        elapsed_ms=answer.elapsed_ms,
+        request_id=answer.completion_id,
+    )
+
+
+@dataclass(frozen=True)
 class RunContext:
-    """What all sessions of a run share."""
+    """The shared parts of all sessions of a run."""
 
     client: EditorClient
     ledger: Ledger
@@ -34,7 +88,7 @@ class RunContext:
     run_id: str
     """Keeps the editors' completion ids of two runs apart."""
     pacer: Pacer
-    """Hands out the turns of requests, and ends a developer's absence with the run."""
+    """Grants the turns of requests, and ends a developer's absence with the run."""
     background: Callable[[Awaitable[None]], None]
     """Runs the sending of events beside the session."""
     on_decision: Callable[[Decision], None]
@@ -42,7 +96,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class PendingRejection:
-    """A suggestion not taken. Its event is due 10 s after the impression unless the next suggestion cancels it."""
+    """A suggestion not taken; its event is due 10 s after the impression unless the next suggestion cancels it."""
 
     impression: Impression
     version: str
@@ -58,7 +112,7 @@ class LiveSession:
         self._context, self._developer = context, session.developer
         self._writer = schedule.writer(session, draft, self._write_decision)
         self._decisions: dict[int, Decision] = {}
-        """Decisions whose place has not settled, by the id of the pause."""
+        """Decisions whose text has not settled, by the id of the pause."""
         self._pending: PendingRejection | None = None
 
     async def run(self) -> None:
@@ -87,11 +141,8 @@ class LiveSession:
         if decision is not None:
             self._context.on_decision(replace(decision, settled=truth))
 
-    def _decided(self, pause: Pause, decision: Decision) -> None:
-        self._decisions[id(pause)] = decision
-
     async def _pause(self, pause: Pause) -> Reaction:
-        """Send one request and return what came of it."""
+        """Send one request and return the developer's reaction."""
         name, context, draws = self._developer.name, self._context, pause.draws
         truth = pause.position.truth
         typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
@@ -102,19 +153,19 @@ class LiveSession:
         decision = undecided(pause, answer)
         if answer.error:
             self._count(answer, errors=1)
-            self._decided(pause, decision)
+            self._decisions[id(pause)] = decision
             return Reaction("error")
         if answer.cancelled or not answer.text.startswith(typed):
             self._count(answer, cancelled=1)
-            self._decided(pause, replace(decision, outcome="cancelled", reason="typed over"))
+            self._decisions[id(pause)] = replace(decision, outcome="cancelled", reason="typed over")
             if self._developer.native and answer.completion_id:
-                context.background(self._tell_cancelled(answer))
+                context.background(self._report_cancelled(answer))
             return Reaction("cancelled", typed)
         prefix, truth, generated = pause.prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
         text = editor.shown_text(generated, prefix, pause.suffix)
         if not text:
             self._count(answer, nothing=1)
-            self._decided(pause, replace(decision, outcome="nothing", truth=truth))
+            self._decisions[id(pause)] = replace(decision, outcome="nothing", truth=truth)
             return Reaction("nothing", typed)
         self._count(answer, shown=1, shown_characters=len(text), reused=int(bool(typed)))
         impression = Impression(
@@ -130,22 +181,19 @@ class LiveSession:
             request_id=answer.completion_id,
         )
         self._replace_pending(text)
-        opinion, likes = opinion_of(self._developer.taste, generated, text, truth, draws.flipped)
-        accepted = likes and not draws.superseded
+        choice = choice_of(self._developer.taste, generated, text, truth, draws.flipped)
+        opinion, accepted = choice.opinion, choice.accepted and not draws.superseded
         kept = matching_prefix(text, pause.rest[len(typed) :]) if accepted else 0
         outcome = self._report(impression, accepted, kept, answer, draws)
-        self._decided(
-            pause,
-            replace(
-                decision,
-                outcome=outcome,
-                reason=opinion.reason,
-                accepted=accepted,
-                shown=text,
-                truth=truth,
-                right=opinion.right,
-                completion_id=impression.completion_id,
-            ),
+        self._decisions[id(pause)] = replace(
+            decision,
+            outcome=outcome,
+            reason=opinion.reason,
+            accepted=accepted,
+            shown=text,
+            truth=truth,
+            right=opinion.right,
+            completion_id=impression.completion_id,
         )
         before = "\n".join(prefix.split("\n")[-2:])
         context.ledger.add_example(Example(name, answer.version, impression.file, before, text, truth, accepted, opinion.reason))
@@ -207,7 +255,7 @@ class LiveSession:
             await self._wait(draws.accept_seconds if accepted else REJECTED_AFTER_SECONDS)
             await self._post(repeat, version, accepted, draws, cache_hit=True)
 
-    async def _tell_cancelled(self, answer: Answer) -> None:
+    async def _report_cancelled(self, answer: Answer) -> None:
         name = self._developer.name
         if not await self._context.client.post_native(name, protocol.cancelled_body(answer.completion_id)):
             self._context.ledger.add(name, answer.version, lost_events=1)
