@@ -1,20 +1,17 @@
-"""The report's figures: rates of versions and their differences, with intervals clustered by user.
-
-The difference of two versions that met the same users is computed from the differences of the users' influences
-(tasks/statistics/ratios.py), so that the part common to a user's two outcomes cancels.
-"""
+"""The report's figures: rates of versions and their differences, with intervals clustered by user."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
+from evals.compare.gains import Counts, Sums, by_user, gain
 from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt, VersionRow
-from evals.developers import ExpectedOutcome, PairedRun, Tally
+from evals.developers import PairedRun, Tally
 from evals.developers.tally import Example as Seen
-from tasks.statistics.ratios import margin, rate, ratio
+from tasks.statistics.ratios import rate
 
 EXAMPLES = 4
 """Gains that are shown, and losses."""
@@ -22,10 +19,9 @@ LEAST_USERS = 2
 """Users of each kind of request that an interval needs."""
 
 
-def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Sequence[float], Sequence[float]]) -> Comparison:
+def compare(base: tuple[Counts, Counts], champion: tuple[Counts, Counts]) -> Comparison:
     """Return the ratios of two versions and their difference. Both give (numerators, denominators) of the same users in order."""
-    (first, before), (second, after) = (ratio(np.asarray(n, float), np.asarray(d, float)) for n, d in (base, champion))
-    estimate, width = second - first, margin(after - before)
+    estimate, width = gain(base, champion)
     return Comparison(
         base=rate(*base),
         champion=rate(*champion),
@@ -35,21 +31,32 @@ def compare(base: tuple[Sequence[float], Sequence[float]], champion: tuple[Seque
 
 def comparisons(paired: PairedRun) -> dict[str, Comparison]:
     """Return the report's four comparisons of the first two pins of a paired run, of which the first is the base."""
-    positions = paired.by_user(lambda outcome: 1.0)
-
-    def sums(value: Callable[[ExpectedOutcome], float]) -> tuple[list[float], list[float]]:
-        by_user = paired.by_user(value)
-        return [by_user[user][1][0] for user in positions], [by_user[user][1][1] for user in positions]
-
-    requests = [float(count) for count, _ in positions.values()]
-    accepted, shown = sums(lambda o: o.accepted), sums(lambda o: bool(o.shown))
-    characters = sums(lambda o: o.accepted_characters)
-    return {
-        "acceptance": compare((accepted[0], requests), (accepted[1], requests)),
-        "acceptance_of_shown": compare((accepted[0], shown[0]), (accepted[1], shown[1])),
-        "accepted_characters_per_request": compare((characters[0], requests), (characters[1], requests)),
-        "shown": compare((shown[0], requests), (shown[1], requests)),
+    base, champion, *_ = sums(paired)
+    ratios = {
+        "acceptance": ("accepted", "requests"),
+        "acceptance_of_shown": ("accepted", "shown"),
+        "accepted_characters_per_request": ("accepted_characters", "requests"),
+        "shown": ("shown", "requests"),
     }
+    return {name: compare(base.per(*of), champion.per(*of)) for name, of in ratios.items()}
+
+
+def sums(paired: PairedRun) -> list[Sums]:
+    """Return the sums by user of each pin."""
+    users = [pair.user for pair in paired.pairs]
+    by_pin = ([pair.outcomes[pin] for pair in paired.pairs] for pin in range(len(paired.pins)))
+    return [
+        by_user(
+            users,
+            {
+                "accepted": [o.accepted for o in outcomes],
+                "accepted_characters": [o.accepted_characters for o in outcomes],
+                "kept_characters": [o.kept_characters for o in outcomes],
+                "shown": [bool(o.shown) for o in outcomes],
+            },
+        )
+        for outcomes in by_pin
+    ]
 
 
 def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> GroundRow:
@@ -59,27 +66,25 @@ def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> G
         names: of its pins (closing.pins_of); the base as served is the base at its best where it is not among them.
         temperature: at which the base is at its best.
     """
-    positions = paired.by_user(lambda outcome: 1.0)
-    requests = [float(count) for count, _ in positions.values()]
+    pins = dict(zip(names, sums(paired), strict=True))
 
-    def baselines(value: Callable[[ExpectedOutcome], float]) -> dict[str, object]:
-        by_user = paired.by_user(value)
-        sums = {name: [by_user[user][1][index] for user in positions] for index, name in enumerate(names)}
-        base, champion = sums["base_best"], sums["champion"]
-        compared = compare((base, requests), (champion, requests))
+    def baselines(metric: str) -> dict[str, object]:
+        ratios = {name: pin.per(metric) for name, pin in pins.items()}
+        base, champion = ratios["base_best"], ratios["champion"]
+        compared = compare(base, champion)
         row: dict[str, object] = {
             "base_best": RateAt(**compared.base.model_dump(), temperature=temperature),
-            "base_served": rate(sums.get("base_served", base), requests),
+            "base_served": rate(*ratios.get("base_served", base)),
             "champion": compared.champion,
             "difference": compared.difference,
         }
-        if (everything := sums.get("champion_all")) is None:
+        if (everything := ratios.get("champion_all")) is None:
             return row
-        learnt, decided = (compare((a, requests), (b, requests)) for a, b in ((base, everything), (everything, champion)))
+        learnt, decided = compare(base, everything), compare(everything, champion)
         return row | {"champion_all": learnt.champion, "learning": learnt.difference, "showing": decided.difference}
 
-    kept = Baselines.model_validate(baselines(lambda outcome: outcome.kept_characters))
-    return GroundRow.model_validate(baselines(lambda outcome: outcome.accepted) | {"kept_characters": kept})
+    kept = Baselines.model_validate(baselines("kept_characters"))
+    return GroundRow.model_validate(baselines("accepted") | {"kept_characters": kept})
 
 
 def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Exploration:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,15 +39,6 @@ class PairedRun:
     """For each pin, the sums over all its answers."""
     dropped: int
     """Positions that some pin did not answer; missing from `pairs`."""
-
-    def by_user(self, value: Callable[[ExpectedOutcome], float]) -> dict[str, tuple[int, tuple[float, ...]]]:
-        """Return each developer's number of positions and the sum of `value` for each pin."""
-        positions: Counter[str] = Counter(pair.user for pair in self.pairs)
-        sums = {user: [0.0] * len(self.pins) for user in positions}
-        for pair in self.pairs:
-            for index, outcome in enumerate(pair.outcomes):
-                sums[pair.user][index] += value(outcome)
-        return {user: (positions[user], tuple(sums[user])) for user in sorted(positions)}
 
 
 async def measure(

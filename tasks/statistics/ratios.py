@@ -86,7 +86,7 @@ class NoDifference:
     reason: str
 
 
-def rate(numerators: Sequence[float], denominators: Sequence[float]) -> Rate:
+def rate(numerators: Sequence[float] | np.ndarray, denominators: Sequence[float] | np.ndarray) -> Rate:
     """A ratio of sums over users with its interval; each user gives a numerator and a denominator.
 
     Raises:

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from evals.bench import figures as benches
 from evals.bench.figures import FOLDER, Figure, Size, told, write
-from evals.bench.gains import Gain, difference, figures
 from evals.developers import Schedule, code_from
 from evals.progress import Progress
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
+from evals.studies.recipes.gains import Gain, difference, figures
 from evals.studies.recipes.table import RECIPES
 from infra.settings import Settings
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from evals.bench.gains import AtPlaces, Gain, Outcomes, gain_of
 from evals.developers import Schedule
 from evals.developers.grounds import GROUNDS, Ground
+from evals.studies.recipes.gains import Gain, ModelOutcomes, Outcomes
 from evals.studies.recipes.samples import Interactions
 from evals.studies.recipes.served import cross_fitted, outcomes_of, shown_of
 from evals.studies.recipes.table import RECIPES
@@ -119,15 +119,10 @@ class Bench:
             if stop not in self.sizes.interactions:
                 continue
             for ground in GROUNDS:
-                found.append(
-                    gain_of(
-                        ground,
-                        stop,
-                        best=self.outcomes(self.base, ground, best),
-                        base=self.outcomes(self.base, ground, served),
-                        trained=self.outcomes(checkpoint, ground, served),
-                    )
-                )
+                at_best, as_served = (self.outcomes(self.base, ground, temperature) for temperature in (best, served))
+                trained, all_shown = self.outcomes(checkpoint, ground, served), at_best.all_shown
+                weights = all_shown, trained.all_shown
+                found.append(Gain(ground, stop, all_shown, as_served.served, trained.served, weights))
         return found
 
     def trained(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
@@ -158,7 +153,7 @@ class Bench:
             write_whole(file, to_parquet(RECIPES[recipe].samples(given)))
         return file
 
-    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> AtPlaces:
+    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> ModelOutcomes:
         """Return what developers do with a checkpoint's completions at the places of a ground."""
         showing, sampling = self.settings.serving.showing, self.settings.serving.sampling
         key = f"{self._places_key(checkpoint, ground, temperature)} {showing.model_dump_json()}"
@@ -168,8 +163,8 @@ class Bench:
             estimates = cross_fitted(places if ground == FITTED else self._places(checkpoint, FITTED, temperature))
             everything = [len(completion.ends) for completion in places.completions]
             all_shown, served = outcomes_of(places, [everything, shown_of(estimates, places, showing, sampling)])
-            write_whole(file, json.dumps(asdict(AtPlaces(all_shown, served))).encode())
-        return AtPlaces(**{name: Outcomes(**made) for name, made in json.loads(file.read_text()).items()})
+            write_whole(file, json.dumps(asdict(ModelOutcomes(all_shown, served))).encode())
+        return ModelOutcomes(**{name: Outcomes(**made) for name, made in json.loads(file.read_text()).items()})
 
     def _places_key(self, checkpoint: Path, ground: Ground, temperature: float) -> str:
         count, sampling = self.sizes.places_of(ground), self.settings.serving.sampling

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evals.bench.gains import Outcomes
+from evals.studies.recipes.gains import Outcomes
 from evals.studies.showing.frontier import Shown
 from evals.studies.showing.places import Places
 from infra.model.showing import Estimate, decide
@@ -50,8 +50,5 @@ def shown_of(estimates: Estimates, places: Places, showing: Showing, sampling: S
 
 def outcomes_of(places: Places, choices: Sequence[Shown]) -> list[Outcomes]:
     """Return, for each choice of the number of tokens shown of each completion, what developers do."""
-    values, users, found = places.outcomes().values, [pause.developer.name for pause in places.pauses], []
-    for shown in choices:
-        rows = [tokens[count - 1].tolist() if count else [0.0, 0.0, 0.0] for tokens, count in zip(values, shown, strict=True)]
-        found.append(Outcomes(users, [row[0] for row in rows], [row[1] for row in rows]))
-    return found
+    tokens = places.outcomes()
+    return [Outcomes(tokens.users, *tokens.chosen(shown).T[:2].tolist()) for shown in choices]

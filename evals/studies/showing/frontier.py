@@ -1,7 +1,4 @@
-"""What rules of showing are worth: accepts, kept characters and impressions per request, with intervals clustered by user.
-
-U   users; every sum is by user
-"""
+"""Rules of showing against one another: accepts, kept characters and impressions per request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +7,13 @@ from typing import Literal
 import numpy as np
 
 from evals.bench.figures import Figure, bound, figure
+from evals.compare import gains
+from evals.compare.gains import Sums
 from infra.records import ShowLevel
-from tasks.statistics.ratios import margin, ratio
+from tasks.statistics.ratios import margin
 
-Measure = Literal["accepted", "kept", "shown"]
-MEASURES: tuple[Measure, ...] = ("accepted", "kept", "shown")
+Metric = Literal["accepted", "kept", "shown"]
+NAMES: dict[Metric, str] = {"accepted": "accepted", "kept": "kept characters", "shown": "shown"}
 Shown = Sequence[int]
 """For each completion the number of tokens shown."""
 TARGETS: dict[tuple[ShowLevel, str], dict[str, float]] = {
@@ -26,54 +25,32 @@ TARGETS: dict[tuple[ShowLevel, str], dict[str, float]] = {
     ("quiet", "accepted per shown"): {"least": 40.0},
 }
 """In percent of showing all."""
-NAMES: dict[Measure, str] = {"accepted": "accepted", "kept": "kept characters", "shown": "shown"}
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """What a rule is worth."""
-
-    requests: np.ndarray
-    """[U]"""
-    sums: np.ndarray
-    """[U, MEASURES]"""
-
-    def of(self, measure: Measure) -> np.ndarray:
-        """Return the sum of a measure by user [U]."""
-        return self.sums[:, MEASURES.index(measure)]
-
-    def share(self, measure: Measure) -> np.ndarray:
-        """Return the users' shares of a measure [U]."""
-        return self.of(measure) / self.of(measure).sum()
-
-    def mean(self, measure: Measure) -> float:
-        """Return a measure per request."""
-        return float(self.of(measure).sum() / self.requests.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """What developers do with the beginnings of completions."""
+class TokenOutcomes:
+    """Outcomes of the beginnings of completions."""
 
     users: Sequence[str]
     """By completion."""
     values: Sequence[np.ndarray]
-    """By completion, what is expected if the text up to each token is shown [T, MEASURES]."""
+    """By completion, the expected outcome if the text up to each token is shown [T, NAMES]."""
+
+    def chosen(self, shown: Shown) -> np.ndarray:
+        """Return the outcomes of the completions of which so many tokens are shown [N, NAMES]."""
+        nothing = np.zeros(len(NAMES))
+        return np.array([values[count - 1] if count else nothing for values, count in zip(self.values, shown, strict=True)])
 
     def of(self, shown: Shown) -> Sums:
-        """Return the sums over the completions where so many of their tokens are shown."""
-        nothing = np.zeros(len(MEASURES))
-        chosen = np.array([values[count - 1] if count else nothing for values, count in zip(self.values, shown, strict=True)])
-        _, numbers = np.unique(self.users, return_inverse=True)
-        sums = np.zeros((numbers.max() + 1, len(MEASURES)))
-        np.add.at(sums, numbers, chosen)
-        return Sums(np.bincount(numbers).astype(float), sums)
+        """Return the sums by user."""
+        columns = self.chosen(shown).T
+        return gains.by_user(self.users, {metric: column for metric, column in zip(NAMES, columns, strict=True)})
 
 
-def gain(own: Sums, other: Sums, measure: Measure, base: Sums) -> tuple[float, float]:
+def gain(own: Sums, other: Sums, metric: Metric, base: Sums) -> tuple[float, float]:
     """Return by how much a rule is above another per request, in percent of `base`, and half its interval's width."""
-    value, influence = ratio(own.of(measure) - other.of(measure), own.requests)
-    return 100 * value / base.mean(measure), 100 * margin(influence) / base.mean(measure)
+    value, width = gains.gain(other.per(metric), own.per(metric))
+    return 100 * value / base.mean(metric), 100 * width / base.mean(metric)
 
 
 def gain_per_shown(own: Sums, base: Sums) -> tuple[float, float]:
@@ -84,8 +61,8 @@ def gain_per_shown(own: Sums, base: Sums) -> tuple[float, float]:
 
 
 def level_figures(level: ShowLevel, own: Sums, base: Sums) -> list[Figure]:
-    """Return what a level is worth against showing all."""
-    cells = {NAMES[measure]: gain(own, base, measure, base) for measure in MEASURES}
+    """Return the gains of a level over showing all."""
+    cells = {name: gain(own, base, metric, base) for metric, name in NAMES.items()}
     cells["accepted per shown"] = gain_per_shown(own, base)
     rows = []
     for name, (value, width) in cells.items():
@@ -100,17 +77,16 @@ def comparison(rule: str, thresholds: Sequence[float], theirs: Sequence[Sums], o
     Compared is the price at which as much is shown as by the rule, or less: of those the one that shows most.
     """
     rows = []
-    both: tuple[Measure, Measure] = ("accepted", "kept")
+    both: tuple[Metric, Metric] = ("accepted", "kept")
     for threshold, plain in zip(thresholds, theirs, strict=True):
-        shown = plain.mean("shown")
-        fitting = [own for own in ours if own.mean("shown") <= shown + 1e-9]
+        fitting = [own for own in ours if own.mean("shown") <= plain.mean("shown") + 1e-9]
         own = max(fitting, key=lambda sums: sums.mean("shown"))
         name = f"{rule} below {threshold:g}"
         rows.append(figure(f"{name}: shown", gain(plain, base, "shown", base)[0], "%"))
         rows.append(figure(f"{name}: the frontier's shown", gain(own, base, "shown", base)[0], "%"))
-        for measure in both:
-            value, width = gain(own, plain, measure, base)
-            rows.append(figure(f"{name}: {NAMES[measure]}", gain(plain, base, measure, base)[0], "%"))
-            rows.append(figure(f"{name}: the frontier above it, {NAMES[measure]}", value, "%"))
-            rows.append(bound(f"{name}: the frontier above it, {NAMES[measure]}, low", value - width, "%", least=0.0))
+        for metric in both:
+            value, width = gain(own, plain, metric, base)
+            rows.append(figure(f"{name}: {NAMES[metric]}", gain(plain, base, metric, base)[0], "%"))
+            rows.append(figure(f"{name}: the frontier above it, {NAMES[metric]}", value, "%"))
+            rows.append(bound(f"{name}: the frontier above it, {NAMES[metric]}, low", value - width, "%", least=0.0))
     return rows

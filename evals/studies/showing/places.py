@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from evals.developers import Pause
-from evals.studies.showing.frontier import Outcomes
+from evals.studies.showing.frontier import TokenOutcomes
 from infra.model.past_acceptance import PastAcceptance
 from infra.model.showing import Decision, Place, decide
 from tasks.evaluation.models.generation import SampledCompletion
@@ -30,13 +30,13 @@ class Places:
     def __getitem__(self, part: slice) -> "Places":
         return Places(self.pauses[part], self.texts[part], self.completions[part])
 
-    def outcomes(self) -> Outcomes:
+    def outcomes(self) -> TokenOutcomes:
         """Return what the developers do when they are shown the text up to each token."""
         columns = []
         for pause, text, completion in zip(self.pauses, self.texts, self.completions, strict=True):
             judged = [pause.answer(text[:end])[0] for end in completion.ends]
             columns.append(np.array([(o.accepted, o.kept_characters, bool(o.shown)) for o in judged], float))
-        return Outcomes([pause.developer.name for pause in self.pauses], columns)
+        return TokenOutcomes([pause.developer.name for pause in self.pauses], columns)
 
 
 def completed(pauses: Sequence[Pause], sampled: Sequence[SampledCompletion], tokenizer: Tokenizer, temperature: float) -> Places:

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from evals.studies.showing.bench import cut, held
-from evals.studies.showing.frontier import Outcomes, comparison, gain, gain_per_shown, level_figures
+from evals.studies.showing.frontier import TokenOutcomes, comparison, gain, gain_per_shown, level_figures
 from evals.studies.showing.places import Places
 from infra.model.showing import Place
 from tasks.showing.labels import LabelledCompletion
 
 # Four completions of two tokens, of two users: accepted, kept characters and shown, if so many tokens are shown.
 VALUES = [np.array(rows, float) for rows in ([(1, 3, 1), (0, 0, 1)], [(0, 0, 1), (1, 9, 1)], [(0, 0, 1)] * 2, [(1, 2, 1)] * 2)]
-OUTCOMES = Outcomes(["a", "b", "a", "b"], VALUES)
+OUTCOMES = TokenOutcomes(["a", "b", "a", "b"], VALUES)
 ALL = OUTCOMES.of([2, 2, 2, 2])
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from evals.bench.gains import Gain, Outcomes, difference, figures
 from evals.developers import Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
 from evals.studies.recipes import cells, samples, served
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
+from evals.studies.recipes.gains import Gain, Outcomes, difference, figures
 from evals.studies.recipes.samples import Interactions, matched
 from evals.studies.recipes.table import RECIPES, Recipe
 from evals.studies.showing.places import Places
