@@ -25,6 +25,7 @@ CLEAN = (
     ),
     *("tasks/experiments/planning", "infra/redaction", "infra/http", "infra/model", "infra/pages"),
     *("infra/assignment.py", "infra/identity.py"),
+    *("evals/progress.py", "evals/compare", "evals/demo", "evals/base_model", "evals/studies/showing"),
 )
 HISTORY = ("CHANGELOG.md", "LOG.md", "infra/docs/changes.md", "infra/docs/measurements", "tests/")
 BANNED = re.compile(

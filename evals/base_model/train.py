@@ -158,7 +158,7 @@ def run(options: Options) -> None:
 
 
 def make_base(options: Options, start_time: float, lead: bool, progress: Progress) -> None:
-    """Prepare the data on the leading rank, then train on all, and tell the progress."""
+    """Prepare the data on the leading rank, then train on all, and show the progress."""
     files = corpus.truncate(training_files(), options.seed)
     if lead:
         progress.say(f"{len(files)} files, {sum(file.stat().st_size for file in files) / 1e6:.0f} MB")

@@ -1,11 +1,9 @@
-"""Several models at the same places.
+"""Several models at the same positions.
 
-    paired.py      differences with intervals, by file
-    measures.py    what is compared at each place
-    scoring.py     completes and scores the places with each model
+    inputs.py      the checkpoint or evaluation set that a name means
     comparison.py  means, paired differences, verdicts and examples of all models
-    report.py      the comparison as text and HTML (report.html); runs.py as a run in MLflow
-    models.py      which checkpoint a name means; places.py which held-out sets
+    report.py      the comparison as text and HTML (report.html); mlflow_run.py as a run in MLflow
+    gains.py       gains with the same users, for the demo and the studies
 
 The gate (tasks/evaluation/gate/verdict.py) judges by the same measures and differences.
 """

@@ -30,7 +30,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedMeasure:
     """A measure of every model, in the order of the models."""
 
     measure: Measure
@@ -57,7 +57,7 @@ class Comparison:
     """The models side by side; the first is the baseline."""
 
     models: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedMeasure, ...]
     verdicts: dict[str, GateResult]
     """What the gate would say of each model but the baseline, were the baseline the champion."""
     examples: tuple[Example, ...]
@@ -92,7 +92,7 @@ def compare(scored: ScoredModels, places: Sequence[Position], settings: Gate, ex
     )
 
 
-def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> Row | None:
+def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> ComparedMeasure | None:
     """Return a measure of every model; None if nothing is known of it."""
     tail = (1 - LEVEL) / 2
     values = [measure.values(scores) for scores in models]
@@ -102,7 +102,7 @@ def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> Row |
     paired = [measure.column(v, values[0]) for v in values[1:]]
     found = differences([*means, *paired], [score.cluster for score in models[0]], Levels(tail, tail))
     changes = [None, *found[len(means) :]]
-    return Row(measure, tuple(Cell(mean, change) for mean, change in zip(found[: len(means)], changes, strict=True)))
+    return ComparedMeasure(measure, tuple(Cell(mean, change) for mean, change in zip(found[: len(means)], changes, strict=True)))
 
 
 def examples_of(

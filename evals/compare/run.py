@@ -10,10 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from evals.compare import report, runs
+from evals.compare import mlflow_run, report
 from evals.compare.comparison import compare
-from evals.compare.models import find_models, in_registry
-from evals.compare.places import named_sets
+from evals.compare.inputs import find_models, in_registry, named_sets
 from evals.progress import Progress
 from infra.settings import Settings
 from infra.storage.store import ObjectStore
@@ -99,4 +98,4 @@ def run(settings: Settings, names: Sequence[str], options: Options) -> None:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(report.page(comparison))
     if options.mlflow:
-        Console().print(f"MLflow: run {runs.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}")
+        Console().print(f"MLflow: run {mlflow_run.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}")

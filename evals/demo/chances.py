@@ -3,11 +3,10 @@
 import time
 from collections.abc import Callable, Set
 
-from evals.demo.record import Bin, Calibration
 from evals.developers import PairedRun
 from infra.storage.events.read import event_keys, fetch
 from infra.storage.store import ObjectStore
-from tasks.showing.reliability import reliability
+from tasks.showing.reliability import Reliability, reliability
 
 CHAMPION = 1
 """Place of the champion among the pins of a paired run."""
@@ -17,8 +16,8 @@ SHIP_SECONDS = 30.0
 
 def calibration(
     store: ObjectStore, since: float, paired: PairedRun, clock: Callable[[], float] = time.time
-) -> Calibration | None:
-    """Return the reliability of the champion's chances at the places of a paired run; None if it had no estimate.
+) -> Reliability | None:
+    """Return the reliability of the champion's chances at the places of a paired run; None without an estimate.
 
     A shown completion is kept if all of it is what the place's file goes on with.
 
@@ -34,9 +33,7 @@ def calibration(
     chances = recorded_chances(store, since, kept.keys(), clock)
     if not chances:
         return None
-    found = reliability(list(chances.values()), [float(kept[name]) for name in chances])
-    bins = [Bin(count=bin.count, chance=bin.chance, kept=bin.kept) for bin in found.bins]
-    return Calibration(error=found.error, bins=bins)
+    return reliability(list(chances.values()), [float(kept[name]) for name in chances])
 
 
 def recorded_chances(

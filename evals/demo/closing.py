@@ -1,6 +1,7 @@
-"""The closing comparison: the same developers meet the base at its best and the champion at the same places of each ground.
+"""The closing comparison: the same developers meet the base at its best and the champion at the same positions of each ground.
 
-The champion is served as its users get it, with its estimate of what is kept; the base has none, and shows all that it completes.
+The champion is served as its users get it, with its estimate of the kept characters; the base has no estimate and shows whole
+completions.
 """
 
 import asyncio
@@ -9,7 +10,6 @@ import time
 from collections.abc import Mapping
 
 from evals import developers
-from evals.demo.options import Options
 from evals.demo.view import View
 from evals.developers import GROUNDS, Ground
 from infra.registry.client import CHALLENGER, Registry
@@ -29,10 +29,10 @@ def best_temperature(settings: Settings) -> float:
 
 
 def pins_of(settings: Settings, champion: str, ground: Ground) -> dict[str, developers.Pin]:
-    """Return what meets on a ground: the base at its best first, then the champion.
+    """Return the pins that are compared on a ground: the base at its best first, then the champion.
 
-    The base as served is one of them where it differs from the base at its best; on later code the champion at the level `all` is
-    one, which tells what was learnt from what the decision to show adds.
+    The base as served is one of them where it differs from the base at its best. On later code the champion at the level `all` is
+    one: it separates the gain of training from the gain of the decision to show.
     """
     best, served = best_temperature(settings), settings.serving.sampling.temperature
     pins = {"base_best": developers.Pin(BASE, temperature=best), "champion": developers.Pin(champion)}
@@ -44,24 +44,22 @@ def pins_of(settings: Settings, champion: str, ground: Ground) -> dict[str, deve
 
 
 async def compare_with_base(
-    options: Options, settings: Settings, code: Code, registry: Registry, champion: str, view: View
+    run: developers.RunSettings, visits: int, settings: Settings, code: Code, registry: Registry, champion: str, view: View
 ) -> dict[Ground, developers.PairedRun]:
     """Serve the base in the challenger's slot, without an experiment, and measure both versions on each ground.
 
     Raises:
         RuntimeError: the versions are not both served.
     """
-    view.say(f"closing comparison: base (version {BASE}) and champion (version {champion}), {options.visits} positions")
+    view.say(f"closing comparison: base (version {BASE}) and champion (version {champion}), {visits} positions")
     view.arms(())
     challenger = (await asyncio.to_thread(registry.aliases)).challenger  # of a test without a verdict
     if champion != BASE:
         await asyncio.to_thread(registry.set_alias, CHALLENGER, BASE)
     try:
-        run = run_settings(options, settings)
         await _until_served(run, code, {BASE, champion})
         return {
-            ground: await _measure(run, code, pins_of(settings, champion, ground), ground, options.visits, view)
-            for ground in GROUNDS
+            ground: await _measure(run, code, pins_of(settings, champion, ground), ground, visits, view) for ground in GROUNDS
         }
     finally:
         if challenger is not None:
@@ -86,16 +84,3 @@ async def _until_served(run: developers.RunSettings, code: Code, versions: set[s
             return
         await asyncio.sleep(1.0)
     raise RuntimeError(f"serving: versions {sorted(versions)} are not both served after {SWAP_SECONDS:.0f} s; see var/stack/logs")
-
-
-def run_settings(options: Options, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
-    """Return the settings of a run of the demo's developers."""
-    return developers.RunSettings(
-        address=developers.stack_address(settings),
-        users=options.users,
-        seed=options.seed,
-        rate=options.rate,
-        concurrency=options.concurrency,
-        first_visit=first_visit,
-        examples=20_000,
-    )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from evals.demo.record import Calibration, CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
+from evals.demo.record import CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
 from infra.model.showing import FILE
 from infra.pages.charts import ConfidenceSequence
 from infra.pages.experiment_view import confidence_sequences
@@ -15,6 +15,7 @@ from infra.records import Decision, ExperimentRecord
 from infra.registry.client import Aliases, Registry
 from infra.storage import cycles, looks
 from infra.storage.store import ObjectStore
+from tasks.showing.reliability import Reliability
 
 MOST_LOOKS = 60
 """Looks of a test in the report, about: enough for a chart."""
@@ -133,9 +134,9 @@ def request_rows(store: ObjectStore, state: LoopState) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _calibration(fitted: dict[str, Any]) -> Calibration | None:
+def _calibration(fitted: dict[str, Any]) -> Reliability | None:
     """Return the reliability of a cycle's estimate; None if it has none."""
-    return Calibration.model_validate(fitted["reliability"]) if "reliability" in fitted else None
+    return Reliability.model_validate(fitted["reliability"]) if "reliability" in fitted else None
 
 
 def _json(store: ObjectStore, key: str) -> dict[str, Any]:

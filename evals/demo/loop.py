@@ -31,14 +31,14 @@ QUIET_RATE = 1.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopLimits:
     """The end of the demo and the size of its cycles and tests."""
 
     cycles: int
     """Cycles to run, including those of earlier demos."""
     labels: int
-    """Requests since the last cycle began that a cycle waits for, of which events or later requests tell; those of an A/B test
-    count."""
+    """Requests since the last cycle began that a cycle waits for, with an outcome known from events or later requests; those of
+    an A/B test count."""
     verdict_requests: int
     """Answered requests per arm after which the gate looks at an experiment."""
     verdict_seconds: float
@@ -68,12 +68,12 @@ class Traffic:
 
 
 class Loop:
-    """Runs cycles and experiments until the plan is complete."""
+    """Runs cycles and experiments until the limits are reached."""
 
     def __init__(
-        self, plan: Plan, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, view: View
+        self, limits: LoopLimits, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, view: View
     ) -> None:
-        self._plan, self._store, self._registry, self._prefect = plan, store, registry, prefect
+        self._limits, self._store, self._registry, self._prefect = limits, store, registry, prefect
         self._traffic, self._view = traffic, view
 
     async def run(self) -> history.LoopState:
@@ -87,10 +87,10 @@ class Loop:
         while True:
             if state.aliases.experiment:
                 state = await self._experiment(state)
-            complete = len(state.outcomes) >= self._plan.cycles and state.promotions > 0
+            complete = len(state.outcomes) >= self._limits.cycles and state.promotions > 0
             if complete or self._late:
                 return state
-            await self._until_answered(answered_before + self._plan.labels)
+            await self._until_answered(answered_before + self._limits.labels)
             if self._late:
                 continue
             ended, answered = len(state.outcomes), self._traffic.tally.total.telling
@@ -102,7 +102,7 @@ class Loop:
 
     @property
     def _late(self) -> bool:
-        return time.monotonic() > self._plan.deadline
+        return time.monotonic() > self._limits.deadline
 
     async def _state(self) -> history.LoopState:
         for _ in range(30):
@@ -135,7 +135,7 @@ class Loop:
         experiment = state.aliases.experiment
         assert experiment is not None
         before = self._traffic.of_version(experiment.champion).answered
-        needed = SETTLING * self._plan.verdict_requests
+        needed = SETTLING * self._limits.verdict_requests
         name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
         with self._view.part(name, needed) as part:
             while state.aliases.experiment:
@@ -146,10 +146,10 @@ class Loop:
                 count = min(self._traffic.of_version(experiment.challenger).answered, champion)
                 self._show_arms(experiment)
                 part.at(count)
-                if count < needed and time.time() < experiment.started + self._plan.verdict_seconds:
+                if count < needed and time.time() < experiment.started + self._limits.verdict_seconds:
                     await asyncio.sleep(POLL_SECONDS)
                     continue
-                needed = count + (SETTLING - 1) * self._plan.verdict_requests
+                needed = count + (SETTLING - 1) * self._limits.verdict_requests
                 part.expect(needed)
                 run = await self._run_deployment(WATCH)
                 self._view.verdict(f"A/B test, v{experiment.challenger}: {run.state}: {run.message[:220]}")

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from evals.demo import snippets, words
-from evals.demo.record import Calibration, CycleRow, Example, ExperimentRow, MetricSequence, Rate, Report
+from evals.demo.record import CycleRow, Example, ExperimentRow, MetricSequence, Rate, Report
 from infra.pages import charts
 from infra.pages.charts import Chart, ConfidenceSequence, Point
 from infra.pages.experiment_view import sequence_chart
 from infra.records import RATIOS
-from tasks.showing.reliability import diagram
+from tasks.showing.reliability import Reliability, diagram
 
 STYLE = "\n".join(
     (
@@ -76,10 +76,10 @@ def _acceptance(report: Report) -> str:
     labels = ["best", "served", f"v{report.champion_version}", "all"][: len(closing)]
     points = [_point(label, rate) for label, (_, rate) in zip(labels, closing, strict=True)]
     points += [_point(name, rate) for name, rate in live]
-    rows = [("closing comparison", *_told(name, rate)) for name, rate in closing]
-    rows += [("live traffic", *_told(name, rate)) for name, rate in live]
-    told = "; ".join(f"{where}, {name}: {rate}, from {low} to {high}" for where, name, rate, low, high, _ in rows)
-    svg = charts.series(title, told, points, groups=groups)
+    rows = [("closing comparison", *_cells(name, rate)) for name, rate in closing]
+    rows += [("live traffic", *_cells(name, rate)) for name, rate in live]
+    described = "; ".join(f"{where}, {name}: {rate}, from {low} to {high}" for where, name, rate, low, high, _ in rows)
+    svg = charts.series(title, described, points, groups=groups)
     headings = ("measured in", "version", "accepted per request", "from", "to", "requests")
     return f"""<h2>Acceptance by version</h2>
 <div class="charts">{Chart(title, svg, headings, tuple(rows)).html()}
@@ -134,8 +134,8 @@ def _curve(title: str, values: Sequence[tuple[str, float]], groups: Sequence[tup
     """Return values in their order; with groups, the words below are the groups' names."""
     points = [Point(0, value, label="" if groups else name, note=f"{value:+.3f}") for name, value in values]
     first, last = values[0], values[-1]
-    told = f"{len(values)} values, {first[0]}: {first[1]:+.4f} to {last[0]}: {last[1]:+.4f}"
-    svg = charts.series(title, told, points, connected=True, groups=groups)
+    described = f"{len(values)} values, {first[0]}: {first[1]:+.4f} to {last[0]}: {last[1]:+.4f}"
+    svg = charts.series(title, described, points, connected=True, groups=groups)
     return Chart(title, svg, ("at", "value"), tuple((name, f"{value:+.5f}") for name, value in values))
 
 
@@ -151,8 +151,8 @@ def _buckets(row: CycleRow) -> Chart:
     title = f"{row.cycle}: {row.requests} requests by bucket"
     ranked = sorted(((name, count) for name, count in row.buckets.items() if count), key=lambda each: (-each[1], each[0]))
     shares = [(name.replace("_", " "), count, f"{count / max(row.requests, 1):.1%}") for name, count in ranked]
-    told = "; ".join(f"{name}: {count}, {share}" for name, count, share in shares)
-    svg = charts.bars(title, told, [(name, count, f"{count}, {share}") for name, count, share in shares])
+    described = "; ".join(f"{name}: {count}, {share}" for name, count, share in shares)
+    svg = charts.bars(title, described, [(name, count, f"{count}, {share}") for name, count, share in shares])
     rows = tuple((name, str(count), share) for name, count, share in shares)
     return Chart(title, svg, ("bucket", "requests", "share"), rows)
 
@@ -173,7 +173,7 @@ def _reliability(report: Report) -> str:
     return f'<div class="charts">{"".join(_diagram(name, calibration) for name, calibration in found)}</div>'
 
 
-def _diagram(name: str, calibration: Calibration | None) -> str:
+def _diagram(name: str, calibration: Reliability | None) -> str:
     if calibration is None:
         return _none(f"Of {name}: none.")
     rows = [(bin.count, bin.chance, bin.kept) for bin in calibration.bins]
@@ -218,7 +218,7 @@ def _point(label: str, rate: Rate) -> Point:
     return Point(0, 100 * rate.rate, 100 * rate.low, 100 * rate.high, label, f"{rate.rate:.1%}")
 
 
-def _told(name: str, rate: Rate) -> tuple[str, str, str, str, str]:
+def _cells(name: str, rate: Rate) -> tuple[str, str, str, str, str]:
     return name, f"{rate.rate:.2%}", f"{rate.low:.2%}", f"{rate.high:.2%}", str(rate.n)
 
 

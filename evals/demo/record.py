@@ -2,19 +2,14 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from evals.developers.grounds import Ground
-from infra.records import MeasuredGroup, Rate, VerdictName
+from infra.records import MeasuredGroup, Rate, Record, VerdictName
+from tasks.showing.reliability import Reliability
 
 
-class Part(BaseModel):
-    """A frozen part of the report."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Difference(Part):
+class Difference(Record):
     """Champion minus base with its 95 % interval, paired by user."""
 
     estimate: float
@@ -22,7 +17,7 @@ class Difference(Part):
     high: float
 
 
-class Comparison(Part):
+class Comparison(Record):
     """The same developers at the same positions, once with the base and once with the champion."""
 
     base: Rate
@@ -37,7 +32,7 @@ class RateAt(Rate):
     """Sampling temperature."""
 
 
-class Baselines(Part):
+class Baselines(Record):
     """The champion beside the base, per request, at the same places of one ground."""
 
     base_best: RateAt
@@ -63,7 +58,7 @@ class GroundRow(Baselines):
     """The same of accepted characters that stay."""
 
 
-class VersionRow(Part):
+class VersionRow(Record):
     """Unpaired live traffic of one policy version."""
 
     version: str
@@ -75,25 +70,7 @@ class VersionRow(Part):
     """Share of requests with something shown."""
 
 
-class Bin(Part):
-    """Beginnings of completions with similar estimated chances of being kept."""
-
-    count: int
-    chance: float
-    """Mean estimated chance."""
-    kept: float
-    """Share that was kept."""
-
-
-class Calibration(Part):
-    """The reliability of an estimate of what is kept, on completions later than those it was fitted on."""
-
-    error: float
-    """Expected calibration error."""
-    bins: list[Bin]
-
-
-class Exploration(Part):
+class Exploration(Record):
     """What the requests that explore cost and bring, over the labelled requests of all cycles."""
 
     share: float
@@ -110,7 +87,7 @@ class Exploration(Part):
     """Exploring requests that an update was trained on: what exploring brings."""
 
 
-class Step(Part):
+class Step(Record):
     """One step of the optimizer."""
 
     reward: float
@@ -119,7 +96,7 @@ class Step(Part):
     """Estimate of the divergence from the policy it began with, per token (tasks/trainer/job.py)."""
 
 
-class CycleRow(Part):
+class CycleRow(Record):
     """One cycle of the loop."""
 
     cycle: str
@@ -148,13 +125,13 @@ class CycleRow(Part):
     estimate: float | None
     low: float | None
     high: float | None
-    calibration: Calibration | None = None
+    calibration: Reliability | None = None
     """Of the estimate that the cycle fitted; none without one."""
-    steps: list[Step] = []
+    steps: list[Step] = Field(default_factory=list)
     """Steps of the update, in order."""
 
 
-class SequencePoint(Part):
+class SequencePoint(Record):
     """What was known of a metric at one look."""
 
     requests: float
@@ -165,7 +142,7 @@ class SequencePoint(Part):
     high: float | None
 
 
-class MetricSequence(Part):
+class MetricSequence(Record):
     """The confidence sequence of a success metric over the requests of one test."""
 
     title: str
@@ -176,7 +153,7 @@ class MetricSequence(Part):
     """Bounds that the difference must not pass."""
 
 
-class ExperimentRow(Part):
+class ExperimentRow(Record):
     """One A/B test."""
 
     experiment: str
@@ -188,7 +165,7 @@ class ExperimentRow(Part):
     """One for each success metric of its plan; none before the first look."""
 
 
-class Example(Part):
+class Example(Record):
     """One place, with the suggestions of base and champion."""
 
     kind: Literal["gain", "loss"]
@@ -204,8 +181,8 @@ class Example(Part):
     champion_accepted: bool
 
 
-class Changes(Part):
-    """Places of the closing comparison on later code, by what became of them."""
+class Changes(Record):
+    """Places of the closing comparison on later code, by outcome."""
 
     gains: int
     """Places where only the champion's suggestion was accepted."""
@@ -215,7 +192,7 @@ class Changes(Part):
     """Of gains and of losses those with the most right characters, as many of each; infra/docs/demo-report.md has the rule."""
 
 
-class Report(Part):
+class Report(Record):
     """report.json."""
 
     seed: int
@@ -239,9 +216,9 @@ class Report(Part):
     """The three baselines on each ground; the four comparisons above are of the ground `later`."""
     exploration: Exploration
     """What exploring costs and brings."""
-    calibration: Calibration | None
-    """Of the last cycle's estimate of what is kept; none if no cycle fitted one."""
-    champion_calibration: Calibration | None = None
+    calibration: Reliability | None
+    """Of the last cycle's estimate of kept characters; None if no cycle fitted one."""
+    champion_calibration: Reliability | None = None
     """Of the chances by which the champion's completions were shown in the closing comparison; none without an estimate."""
     versions: list[VersionRow]
     history: list[CycleRow]

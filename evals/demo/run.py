@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,9 +20,7 @@ from rich.console import Console
 from evals import developers
 from evals.demo import chances, closing, comparison, history, report
 from evals.demo.closing import BASE
-from evals.demo.last_screen import LastScreen
-from evals.demo.loop import CYCLE, WATCH, Loop, Plan, Traffic
-from evals.demo.options import Options
+from evals.demo.loop import CYCLE, WATCH, Loop, LoopLimits, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
@@ -39,6 +38,30 @@ LATER_PARTS = ("engine-1", "evaluation")
 OUT = Path("var/demo")
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Frozen options of a demo."""
+
+    seed: int = 0
+    """Seed of the simulated developers."""
+    users: int = 1000
+    """Number of developers."""
+    code: Sequence[Path] = ()
+    """Folders of the Python files that they type; empty: the held-out packages."""
+    cycles: int = 1
+    """Cycles to run, including those of earlier demos."""
+    labels: int = 4800
+    """Minimum requests that a cycle waits for."""
+    minutes: float = 12.0
+    """Minutes after which no cycle begins."""
+    visits: int = 4000
+    """Positions of the closing comparison in later code."""
+    rate: float = 0.0
+    """Maximum requests a second; 0: limited by `concurrency` only."""
+    concurrency: int = 96
+    """Developers who type at the same time."""
 
 
 def run(options: Options) -> int:
@@ -60,7 +83,7 @@ def run(options: Options) -> int:
     with View(console) as view:
         result = asyncio.run(demo(options, settings, code, view, began))
     report.write(result, configuration.ROOT / OUT)
-    console.print(LastScreen(result, report.files(OUT)))
+    console.print(report.LastScreen(result, report.files(OUT)))
     return 0 if result.improved else 1
 
 
@@ -70,21 +93,23 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
     test, deadline = settings.experiment, began + 60 * options.minutes
-    plan = Plan(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
+    limits = LoopLimits(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
     async with Orchestration(settings.orchestration) as prefect:
         before = await asyncio.to_thread(history.read_state, store, registry)
         if before.outcomes:
             # A repeated demo runs at least one more cycle.
-            plan = replace(plan, cycles=max(options.cycles, len(before.outcomes) + 1))
-        loop = Loop(plan, store, registry, prefect, traffic, view)
-        run = closing.run_settings(options, settings, first_visit=VISITS_APART * len(before.outcomes))
-        typing = asyncio.create_task(developers.run(run, code, stop=stop, progress=traffic, rate=traffic.rate))
+            limits = replace(limits, cycles=max(options.cycles, len(before.outcomes) + 1))
+        loop = Loop(limits, store, registry, prefect, traffic, view)
+        typists = run_settings(options, settings, first_visit=VISITS_APART * len(before.outcomes))
+        typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
             state, _ = await asyncio.gather(loop.run(), _start_later_part(view))
             stop.set()
             live = await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
-            paired = await closing.compare_with_base(options, settings, code, registry, champion, view)
+            paired = await closing.compare_with_base(
+                run_settings(options, settings), options.visits, settings, code, registry, champion, view
+            )
         finally:
             stop.set()
             typing.cancel()
@@ -122,8 +147,21 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     )
 
 
+def run_settings(options: Options, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
+    """Return the settings of a run of the demo's developers."""
+    return developers.RunSettings(
+        address=developers.stack_address(settings),
+        users=options.users,
+        seed=options.seed,
+        rate=options.rate,
+        concurrency=options.concurrency,
+        first_visit=first_visit,
+        examples=20_000,
+    )
+
+
 async def _start_later_part(view: View) -> None:
-    """Start the second engine while developers type, and say what it prints.
+    """Start the second engine while developers type, and print its lines.
 
     Raises:
         RuntimeError: it does not start.

@@ -19,7 +19,6 @@ from rich.console import Console
 from evals.demo import browser
 from evals.demo import report as report_
 from evals.demo.browser import Tab
-from evals.demo.last_screen import LastScreen
 from evals.demo.record import Report
 from infra import settings as configuration
 from infra.settings import Settings
@@ -72,7 +71,7 @@ def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[S
 def terminal_page(found: Report) -> str:
     """Return the last screen of the terminal as a page with one SVG image, which loads no font."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(LastScreen(found, report_.files(DEMO)))
+    console.print(report_.LastScreen(found, report_.files(DEMO)))
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
     return f'<!doctype html><meta charset="utf-8"><style>body{{margin:0}}svg{{width:100%;height:auto}}</style>{svg}'
 

@@ -20,7 +20,7 @@ CLASSES: tuple[tuple[_TokenType, str], ...] = (
     (Name.Function, "f"),
     (Name.Class, "f"),
 )
-"""What is coloured, and its class."""
+"""The class of each coloured kind of token."""
 STYLE = """
 .code{--k:#8a2f7d;--s:#1c6b3a;--c:#5b6675;--m:#9a4a00;--b:#1f5fa8;--f:#1f5fa8}
 @media(prefers-color-scheme:dark){.code{--k:#e59adb;--s:#8fd6a5;--c:#a3adba;--m:#f0b37a;--b:#8fc0f5;--f:#8fc0f5}}
@@ -31,7 +31,7 @@ STYLE = """
 
 
 def completed(file: str, before: str, text: str) -> str:
-    """Return code up to the cursor with what stands after it marked, both coloured as one piece of the file's language."""
+    """Return code up to the cursor with the text after it marked, both coloured as one piece of the file's language."""
     parts: tuple[list[str], list[str]] = ([], [])
     place, cursor = 0, len(before)
     for kind, value in _lexer(file).get_tokens(before + text):

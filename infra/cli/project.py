@@ -56,7 +56,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="of positions and draws")] = 0,
 ) -> None:
     """Tune the base model to the positions where editors ask, and choose its temperature."""
-    from evals.base_model.tune import Options, run
+    from evals.base_model.tuning import Options, run
     from infra import settings
 
     run(settings.load(), Options(model, places, learning_rate, exponent, compared, seed))

@@ -89,8 +89,7 @@ def demo(
     concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
 ) -> int:
     """Run the whole loop with simulated developers and show the model improve."""
-    from evals.demo.options import Options
-    from evals.demo.run import run
+    from evals.demo.run import Options, run
 
     return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency))
 

@@ -2,8 +2,6 @@
 
 from evals.demo.record import (
     Baselines,
-    Bin,
-    Calibration,
     Changes,
     Comparison,
     CycleRow,
@@ -20,8 +18,9 @@ from evals.demo.record import (
     VersionRow,
 )
 from infra.records import MeasuredGroup, Measures, Rate
+from tasks.showing.reliability import Bin, Reliability
 
-CALIBRATION = Calibration(error=0.0123, bins=[Bin(count=7, chance=0.25, kept=0.3), Bin(count=90, chance=0.72, kept=0.7)])
+CALIBRATION = Reliability(error=0.0123, bins=[Bin(count=7, chance=0.25, kept=0.3), Bin(count=90, chance=0.72, kept=0.7)])
 PREFIX = "class Parser:\n    def __init__(self, text: str, limit: int = 80) -> None:  # <read> once\n        self."
 GAIN = Example(
     kind="gain",

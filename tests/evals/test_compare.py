@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evals.compare import models, report, runs
+from evals.compare import inputs, mlflow_run, report
 from evals.compare.comparison import Comparison, compare
-from evals.compare.models import UnknownModel, find_models
-from evals.compare.places import UnknownSet, named_sets
+from evals.compare.inputs import UnknownModel, UnknownSet, find_models, named_sets
 from infra import settings as configuration
 from infra.cli import main
 from infra.model.fim import Renderer
@@ -92,15 +91,15 @@ def test_the_command_compares_directories(
     output = capsys.readouterr().out
     assert "edit_similarity" in output and "model_1 as a candidate: undecided; 24 places" in output
     assert "<h1>" in (tmp_path / "report.html").read_text()
-    client = runs.connect(settings.registry)
+    client = mlflow_run.connect(settings.registry)
     experiment = client.get_experiment_by_name("tabloop-comparisons")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params["verdict.1"] == "undecided" and run.data.params["places"] == "26"
     assert "model_1.edit_similarity.difference.low" in run.data.metrics
-    table = json.loads(Path(client.download_artifacts(run.info.run_id, runs.TABLE, str(tmp_path))).read_text())
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, mlflow_run.TABLE, str(tmp_path))).read_text())
     assert len(table["data"]) == 26 and "model_1: completion" in table["columns"], "two places are for silence"
     (dataset,) = run.inputs.dataset_inputs
-    assert dataset.dataset.name == "packages" and len(dataset.dataset.digest) == runs.DIGEST
+    assert dataset.dataset.name == "packages" and len(dataset.dataset.digest) == mlflow_run.DIGEST
 
 
 CODE = Path(__file__).resolve().parents[1] / "data"
@@ -134,7 +133,7 @@ def test_versions_and_aliases_are_downloaded(checkpoints: list[Path], tmp_path: 
     store, registry = MemoryStore(), MemoryRegistry(v1={"cycle": "one"})
     store.put_directory("checkpoints/one", checkpoints[0])
     registry.aliases["champion"] = "1"
-    monkeypatch.setattr(models.Registry, "connect", lambda settings: registry.client)
+    monkeypatch.setattr(inputs.Registry, "connect", lambda settings: registry.client)
     settings = Settings(train=Settings().train.model_copy(update={"folder": tmp_path}))
     found = find_models(["champion", "1"], settings, store)
     assert found["champion"] == found["1"] and (found["1"] / "model.safetensors").is_file()

@@ -11,8 +11,6 @@ import pytest
 
 from evals.demo import chances, closing, comparison, report
 from evals.demo.record import (
-    Bin,
-    Calibration,
     Changes,
     Comparison,
     CycleRow,
@@ -26,6 +24,7 @@ from evals.demo.record import (
 from evals.developers import Counts, ExpectedOutcome, Pair, PairedRun, Pin, Tally
 from infra.records import MeasuredGroup, Measures
 from infra.settings import load
+from tasks.showing.reliability import Bin, Reliability
 from tests.tasks.made import NOW, MemoryStore, completion
 
 
@@ -99,7 +98,7 @@ def _baselines(low: float, high: float) -> dict[str, Any]:
 UNDECIDED, BETTER, WORSE = (-0.01, 0.02), (0.01, 0.03), (-0.03, -0.01)
 
 
-CALIBRATION = Calibration(error=0.0123, bins=[Bin(count=7, chance=0.25, kept=0.3)])
+CALIBRATION = Reliability(error=0.0123, bins=[Bin(count=7, chance=0.25, kept=0.3)])
 
 
 def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> Report:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evals.demo.last_screen import LastScreen
 from evals.demo.loop import USUAL_SECONDS, done_in
+from evals.demo.report import LastScreen
 from evals.demo.view import Arm, View
 from tests.evals.consoles import Clock, console, printed
 from tests.evals.test_demo import UNDECIDED, _report

@@ -21,7 +21,7 @@ from evals.studies.recipes.gains import Gain, ModelOutcomes, Outcomes
 from evals.studies.recipes.samples import Interactions
 from evals.studies.recipes.served import cross_fitted, outcomes_of, shown_of
 from evals.studies.recipes.table import RECIPES
-from evals.studies.showing.places import Places, completed
+from evals.studies.showing.pauses import CompletedPauses, completed
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.storage.store import to_parquet
@@ -73,7 +73,7 @@ class Sizes:
     update: int
     """Most pauses of one update."""
     places: int
-    """Places on `later`; half as many are on `new`, an eighth on `seen`."""
+    """CompletedPauses on `later`; half as many are on `new`, an eighth on `seen`."""
 
     def places_of(self, ground: Ground) -> int:
         """Return the number of places on a ground."""
@@ -171,7 +171,7 @@ class Bench:
         of = f"{self.seed} {self.sizes.users} {ground} {count} {temperature} {sampling.max_tokens}"
         return digest(weights_of(checkpoint), of, self.settings.model.model_dump_json())
 
-    def _places(self, checkpoint: Path, ground: Ground, temperature: float) -> Places:
+    def _places(self, checkpoint: Path, ground: Ground, temperature: float) -> CompletedPauses:
         """Return the places of a ground with the completions of a checkpoint."""
         count, model = self.sizes.places_of(ground), self.settings.model
         pauses = [self.schedule.first_pause(number, ground) for number in range(count)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from evals.studies.recipes.gains import Outcomes
 from evals.studies.showing.frontier import Shown
-from evals.studies.showing.places import Places
+from evals.studies.showing.pauses import CompletedPauses
 from infra.model.showing import Estimate, decide
 from infra.settings.serving import Sampling, Showing
 from tasks.showing.fit import Unfitted, fit
@@ -25,7 +25,7 @@ def half_of(user: str) -> int:
     return zlib.crc32(user.encode()) % 2
 
 
-def cross_fitted(places: Places) -> Estimates:
+def cross_fitted(places: CompletedPauses) -> Estimates:
     """Return the estimate for each half of the developers."""
     found: list[Estimate | None] = []
     for half in (0, 1):
@@ -35,7 +35,7 @@ def cross_fitted(places: Places) -> Estimates:
     return found[0], found[1]
 
 
-def shown_of(estimates: Estimates, places: Places, showing: Showing, sampling: Sampling) -> Shown:
+def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sampling: Sampling) -> Shown:
     """Return the number of tokens shown of each completion at the level of requests that name none."""
     shown, price = [], showing.price(showing.level)
     for pause, completion, text in zip(places.pauses, places.completions, places.texts, strict=True):
@@ -48,7 +48,7 @@ def shown_of(estimates: Estimates, places: Places, showing: Showing, sampling: S
     return shown
 
 
-def outcomes_of(places: Places, choices: Sequence[Shown]) -> list[Outcomes]:
+def outcomes_of(places: CompletedPauses, choices: Sequence[Shown]) -> list[Outcomes]:
     """Return, for each choice of the number of tokens shown of each completion, what developers do."""
     tokens = places.outcomes()
     return [Outcomes(tokens.users, *tokens.chosen(shown).T[:2].tolist()) for shown in choices]

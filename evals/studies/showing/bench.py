@@ -16,7 +16,7 @@ from evals.developers import Schedule, code_from
 from evals.progress import Part
 from evals.studies.showing import frontier
 from evals.studies.showing.frontier import Shown, comparison
-from evals.studies.showing.places import Places, completed, decisions
+from evals.studies.showing.pauses import CompletedPauses, completed, decisions
 from infra import settings as configuration
 from infra.model.showing import Estimate, decide
 from infra.settings import Settings
@@ -36,7 +36,7 @@ CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
 """Cumulative probabilities below which the second plain rule cuts a completion."""
 
 
-def places_of(settings: Settings, requests: int, users: int, seed: int, part: Part) -> Places:
+def places_of(settings: Settings, requests: int, users: int, seed: int, part: Part) -> CompletedPauses:
     """Return the first pauses of the live sessions with the base's completions."""
     schedule, base = Schedule(users, seed, code_from()), configuration.path(settings.model.base)
     pauses = [schedule.first_pause(number) for number in range(requests)]
@@ -47,17 +47,17 @@ def places_of(settings: Settings, requests: int, users: int, seed: int, part: Pa
     return completed(pauses, sampled, Tokenizer.from_file(str(base / "tokenizer.json")), sampling.temperature)
 
 
-def held(places: Places, least: float) -> Shown:
+def held(places: CompletedPauses, least: float) -> Shown:
     """Return the first plain rule: all of a completion, or nothing where its probability is below `least`."""
     return [len(c.ends) if np.exp(np.sum(c.logprobs)) >= least else 0 for c in places.completions]
 
 
-def cut(places: Places, least: float) -> Shown:
+def cut(places: CompletedPauses, least: float) -> Shown:
     """Return the second plain rule: the tokens up to which the probability is not below `least`."""
     return [int(np.sum(np.exp(np.cumsum(c.logprobs)) >= least)) for c in places.completions]
 
 
-def decision_ms(estimate: Estimate, places: Places, max_tokens: int) -> float:
+def decision_ms(estimate: Estimate, places: CompletedPauses, max_tokens: int) -> float:
     """Return the milliseconds that the decision on a completion of `max_tokens` takes."""
     rounds, place = 200, places.completions[0].place
     logprobs, ends = [-0.1] * max_tokens, list(range(4, 4 * max_tokens + 1, 4))
@@ -67,7 +67,7 @@ def decision_ms(estimate: Estimate, places: Places, max_tokens: int) -> float:
     return (time.perf_counter() - began) * 1e3 / rounds
 
 
-def figures(settings: Settings, places: Places, share: float = 0.5) -> Iterator[Figure]:
+def figures(settings: Settings, places: CompletedPauses, share: float = 0.5) -> Iterator[Figure]:
     """Fit on the first part of the places; yield what the rules are worth at the others.
 
     Raises:

@@ -5,7 +5,7 @@ import pytest
 
 from evals.studies.showing.bench import cut, held
 from evals.studies.showing.frontier import TokenOutcomes, comparison, gain, gain_per_shown, level_figures
-from evals.studies.showing.places import Places
+from evals.studies.showing.pauses import CompletedPauses
 from infra.model.showing import Place
 from tasks.showing.labels import LabelledCompletion
 
@@ -41,6 +41,6 @@ def test_the_frontier_is_compared_where_it_shows_no_more() -> None:
 def test_the_plain_rules() -> None:
     logprobs = np.log([0.9, 0.5, 0.9])
     row = LabelledCompletion(Place("", ""), 0.1, logprobs.tolist(), [1, 2, 3], np.full(3, np.nan), None)
-    places = Places([], [], [row])
+    places = CompletedPauses([], [], [row])
     assert [held(places, least) for least in (0.4, 0.41)] == [[3], [0]]
     assert [cut(places, least) for least in (0.4, 0.42, 0.6, 0.95)] == [[3], [2], [1], [0]]

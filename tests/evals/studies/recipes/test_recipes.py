@@ -16,7 +16,7 @@ from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
 from evals.studies.recipes.gains import Gain, Outcomes, difference, figures
 from evals.studies.recipes.samples import Interactions, matched
 from evals.studies.recipes.table import RECIPES, Recipe
-from evals.studies.showing.places import Places
+from evals.studies.showing.pauses import CompletedPauses
 from infra import settings as configuration
 from infra.model.showing import Place
 from infra.records import Sample
@@ -225,7 +225,7 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
     users, fitted_on = [f"u{number}" for number in range(40)], []
     rows = [LabelledCompletion(Place(user, ""), 0.1, [-0.1, -3.0], [1, 2], np.array([1.0, 0.0]), None) for user in users]
     pauses = [SimpleNamespace(developer=SimpleNamespace(name=user)) for user in users]
-    places = Places(pauses, ["ab"] * 40, rows)  # type: ignore[arg-type]
+    places = CompletedPauses(pauses, ["ab"] * 40, rows)  # type: ignore[arg-type]
 
     def fit(completions: list[LabelledCompletion]) -> Unfitted:
         fitted_on.append({completion.place.prefix for completion in completions})

@@ -1,4 +1,4 @@
-"""Pauses of simulated developers with a completion each: what the estimate learns from, and what a decision shows."""
+"""Pauses of simulated developers with a completion each, their labels and the decisions on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from tasks.evaluation.models.generation import SampledCompletion
 from tasks.showing.labels import LabelledCompletion, kept_up_to
 
 TAUGHT = ("typed", "accepted", "rewritten")
-"""What became of places whose text is a label; a paste and an unfinished line are none."""
+"""Kinds of text that is a label; a paste and an unfinished line have no label."""
 PROJECT = "bench"
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class CompletedPauses:
     """Pauses with a completion each, in order of time."""
 
     pauses: Sequence[Pause]
     texts: Sequence[str]
     completions: Sequence[LabelledCompletion]
 
-    def __getitem__(self, part: slice) -> "Places":
-        return Places(self.pauses[part], self.texts[part], self.completions[part])
+    def __getitem__(self, part: slice) -> "CompletedPauses":
+        return CompletedPauses(self.pauses[part], self.texts[part], self.completions[part])
 
     def outcomes(self) -> TokenOutcomes:
         """Return what the developers do when they are shown the text up to each token."""
@@ -39,14 +39,16 @@ class Places:
         return TokenOutcomes([pause.developer.name for pause in self.pauses], columns)
 
 
-def completed(pauses: Sequence[Pause], sampled: Sequence[SampledCompletion], tokenizer: Tokenizer, temperature: float) -> Places:
+def completed(
+    pauses: Sequence[Pause], sampled: Sequence[SampledCompletion], tokenizer: Tokenizer, temperature: float
+) -> CompletedPauses:
     """Return pauses, in order of time, with the completions that were sampled there at a temperature."""
     past, texts, completions = PastAcceptance(), [], []
     for pause, completion in zip(pauses, sampled, strict=True):
         text, ends = decoded(tokenizer, completion)
         texts.append(text)
         completions.append(labelled(pause, completion, (text, ends), past, temperature))
-    return Places(pauses, texts, completions)
+    return CompletedPauses(pauses, texts, completions)
 
 
 def decoded(tokenizer: Tokenizer, completion: SampledCompletion) -> tuple[str, list[int]]:
@@ -73,7 +75,7 @@ def labelled(
     return LabelledCompletion(place, temperature, completion.logprobs, ends, kept, choice.accepted if choice else None)
 
 
-def decisions(chances: Sequence[np.ndarray], places: Places, price: float, max_tokens: int) -> list[Decision]:
-    """Return what is shown of each completion at a price, by the chances of its beginnings [T] each."""
+def decisions(chances: Sequence[np.ndarray], places: CompletedPauses, price: float, max_tokens: int) -> list[Decision]:
+    """Return the decision on each completion at a price, by the chances of its beginnings [T] each."""
     completions = zip(chances, places.completions, places.texts, strict=True)
     return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]

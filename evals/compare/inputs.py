@@ -1,4 +1,4 @@
-"""The checkpoints that a command names: directories, versions and aliases of the registry."""
+"""The models and evaluation sets that a command names; the sets are built as a cycle builds them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,10 @@ from infra import settings as configuration
 from infra.registry import checkpoints
 from infra.registry.client import CHALLENGER, CHAMPION, Registry
 from infra.settings import Settings
+from infra.settings.evaluation import Evaluate
 from infra.storage.store import ObjectStore
+from tasks.evaluation.heldout.build import build
+from tasks.evaluation.heldout.sets import Places
 
 
 class UnknownModel(ValueError):
@@ -28,7 +31,7 @@ def find_models(names: Sequence[str], settings: Settings, store: ObjectStore | N
         store: needed for versions.
 
     Raises:
-        UnknownModel: a name is none of these, or a model is named twice.
+        UnknownModel: a name matches no model, or a model is named twice.
     """
     short = [Path(name).name for name in names]
     models: dict[str, Path] = {}
@@ -56,3 +59,37 @@ def _version(name: str, settings: Settings, store: ObjectStore) -> Path:
     if version is None:
         raise UnknownModel(f"model {name!r}: the registry has no such alias; name a version's number or a directory")
     return checkpoints.fetch(store, registry, version, configuration.path(settings.train.folder) / "versions")
+
+
+class UnknownSet(ValueError):
+    """No set of the settings has this name, or none can be built."""
+
+
+def named_sets(evaluate: Evaluate, names: Sequence[str], languages: Sequence[str], count: int | None) -> tuple[Places, ...]:
+    """Return sets by name; without names, all but the team's own, which is made from a cycle's requests.
+
+    Args:
+        languages: languages (extensions) of the places; none: all.
+        count: places of each set that ask for text; none: as the settings say.
+
+    Raises:
+        UnknownSet: a name is no set's, or there is no place.
+        ValueError: a set's files are missing, malformed or too few.
+    """
+    known = {one.name: one for one in evaluate.sets if one.kind != "team"}
+    if unknown := [name for name in names if name not in known]:
+        raise UnknownSet(
+            f"set {unknown[0]!r}: expected one of {sorted(known)}, which evaluate.sets names (the team's own set is made from a "
+            "cycle's requests); `tabloop sets` shows them"
+        )
+    wanted = [known[name] for name in names or known]
+    sized = [one.model_copy(update={"places": count, "seed": evaluate.seed}) if count else one for one in wanted]
+    given = evaluate.model_copy(update={"samples": count or evaluate.samples})
+    built = [build(one.model_copy(update={"languages": tuple(languages) or one.languages}), given) for one in sized]
+    found = tuple(one for one in built if one.places)
+    if not found:
+        raise UnknownSet(
+            f"sets {[one.name for one in wanted]}: no place in the languages {list(languages)}; "
+            "`tabloop sets` shows which they have"
+        )
+    return found
