@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 from evals.demo import snippets, words
 from evals.demo.record import CycleRow, Example, ExperimentRow, MetricSequence, Rate, Report
@@ -11,24 +12,7 @@ from infra.pages.experiment_view import sequence_chart
 from infra.records import RATIOS
 from tasks.showing.reliability import Reliability, diagram
 
-STYLE = "\n".join(
-    (
-        charts.STYLE,
-        snippets.STYLE,
-        """
-body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:2rem auto;padding:0 1rem;color:var(--ink);background:var(--paper)}
-h1{font-size:1.1rem;color:var(--faint);margin-bottom:.2rem}.result{font-size:1.35rem;line-height:1.35;margin:.2rem 0 .8rem}
-h2{font-size:1.15rem;margin-top:2.4rem}h3{font-size:1rem;margin:1.2rem 0 .2rem}a{color:var(--mark)}p{overflow-wrap:anywhere}
-table{border-collapse:collapse;width:100%}td,th{padding:.35rem .6rem;border-bottom:1px solid var(--rule);text-align:left}
-th[scope=row]{font-weight:inherit;min-width:11rem}.numbers th[scope=row]{min-width:0}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-pre{padding:.7rem;border:1px solid var(--rule);border-radius:6px;overflow-x:auto;margin:.2rem 0;font-size:13px}
-pre.yes{border-left:4px solid var(--yes)}pre.no{border-left:4px solid var(--no)}.note{color:var(--faint)}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:.2rem 1rem;margin:.4rem 0 1.2rem}
-.pair>*{min-width:0}.pair p{margin:0}
-""".strip(),
-    )
-)
+STYLE = f"{charts.STYLE}\n{(Path(__file__).parent / 'report.css').read_text().strip()}"
 SHORT = 6
 """Digits of a cycle's number below a chart."""
 MOST_CYCLES = 6

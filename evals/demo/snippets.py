@@ -20,14 +20,7 @@ CLASSES: tuple[tuple[_TokenType, str], ...] = (
     (Name.Function, "f"),
     (Name.Class, "f"),
 )
-"""The class of each coloured kind of token."""
-STYLE = """
-.code{--k:#8a2f7d;--s:#1c6b3a;--c:#5b6675;--m:#9a4a00;--b:#1f5fa8;--f:#1f5fa8}
-@media(prefers-color-scheme:dark){.code{--k:#e59adb;--s:#8fd6a5;--c:#a3adba;--m:#f0b37a;--b:#8fc0f5;--f:#8fc0f5}}
-.code .k{color:var(--k)}.code .s{color:var(--s)}.code .c{color:var(--c);font-style:italic}.code .m{color:var(--m)}
-.code .b{color:var(--b)}.code .f{color:var(--f)}
-.code ins{text-decoration:none;background:color-mix(in srgb,var(--mark) 14%,var(--paper));outline:1px solid var(--axis)}
-""".strip()
+"""The class of each coloured kind of token; report.css has its colours."""
 
 
 def completed(file: str, before: str, text: str) -> str:
