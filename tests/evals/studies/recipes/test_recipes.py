@@ -41,7 +41,7 @@ def schedule() -> Schedule:
 
 
 def own_files() -> list[positions.Source]:
-    root = Path(positions.__file__).parents[1]
+    root = Path(positions.__file__).parents[2]
     return positions.developer_sources(positions.read_sources(sorted((root / "infra").rglob("*.py")), [root]))
 
 
