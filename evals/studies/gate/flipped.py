@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evals.bench.trainer import run_process
 from evals.studies.gate.models import QUALITY
-from evals.studies.judged import groups
+from evals.studies.judged import cycles
 from infra import settings as configuration
 from infra.records import Sample
 from infra.settings import Settings
@@ -30,12 +30,11 @@ def train(folder: Path, places: Sequence[Position], settings: Settings) -> dict[
     Raises:
         RuntimeError: training failed.
     """
-    base, reward = configuration.path(settings.model.base), settings.reward.model_copy(update={"estimator": "group"})
-    grouping, judge = settings.model_copy(update={"reward": reward}), judges.build(Judge(kind="kept"))
-    samples = groups.sample_groups(Generator(base, settings.model), judge, places, GROUP, grouping, seed=0).samples
+    base, judge = configuration.path(settings.model.base), judges.build(Judge(kind="kept"))
+    samples = cycles.sample_groups(Generator(base, settings.model), judge, places, GROUP, settings, seed=0).samples
     trained = {}
     for name, taught in ((CONTROL, samples), (FLIPPED, flipped(samples))):
-        job = groups.write_update(folder / name, base, taught, settings)
+        job = cycles.write_update(folder / name, base, taught, settings)
         run_process((sys.executable, "-m", "tasks.trainer.worker", "--job", str(job)), folder / name / "trainer.log")
         trained[name] = folder / name / "checkpoint"
     return trained

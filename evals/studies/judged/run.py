@@ -1,48 +1,51 @@
-"""The judge as the user: train on its accepts and rejections, and print its score of base and trained models side by side.
+"""Train on the answers of a judge in place of developers, and print its score of base and trained models side by side.
 
     TABLOOP_SETTINGS=evals/studies/judged/judge_user.toml tabloop study judged
 
-Section `judged` of the settings tells places, cycles and the rewarding judge; `evaluate.judge`, another one, scores.
+Section `judged` of the settings names positions, cycles and the rewarding judge; `evaluate.judge`, another one, scores.
 evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs.
 """
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from evals.progress import Progress
-from evals.studies.judged import recipes, table
-from evals.studies.judged.places import TooFewPlaces, split_of
+from evals.studies.judged import cycles
 from evals.studies.judged.settings import StudySettings
+from evals.studies.judged.split import TooFewPlaces, split_of
 from infra import settings as configuration
 from tasks.evaluation import judge as judges
-from tasks.evaluation.judge.calibration import calibrate
+from tasks.evaluation.gate.paired import Column, Difference, Levels, differences
+from tasks.evaluation.judge.calibration import Calibration, calibrate
+from tasks.evaluation.models.generation import Generator
+from tasks.evaluation.positions import Position
 from tasks.trainer.run import TrainingFailed
 
 RESULT = "result.json"
-RECIPES = (recipes.OURS, recipes.GROUP)
-
-
-ERRORS = (TooFewPlaces, recipes.NothingToLearn, TrainingFailed, ValueError)
-"""What `compare` raises if something is missing."""
+RECIPES = (cycles.OURS, cycles.GROUP)
+SEED = 1_000
+"""Of the draws at test positions; training takes the numbers of its cycles."""
+TAIL = 0.025
+"""Of 95 % intervals, on each side."""
+ERRORS = (TooFewPlaces, cycles.NothingToLearn, TrainingFailed, ValueError)
+"""Errors of `compare`."""
 
 
 def run(settings: StudySettings, names: Sequence[str], out: Path | None) -> None:
     """Train by the named recipes (empty: all), score, print the table and write result.json.
 
-    Args:
-        settings: all of them.
-        names: names of recipes.
-        out: folder of samples, checkpoints and result.json; None: judged.folder.
+    `out`: folder of samples, checkpoints and result.json; None: judged.folder.
 
     Raises:
-        ValueError: a name is no recipe's; others of ERRORS as `compare`.
+        ValueError: a name is not the name of a recipe; others of ERRORS as `compare`.
     """
     if unknown := [name for name in names if name not in RECIPES]:
         raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
@@ -58,27 +61,27 @@ def compare(settings: StudySettings, names: Sequence[str], folder: Path, progres
     """Train by each recipe, score base and trained models, print the table; return the content of result.json.
 
     Raises:
-        TooFewPlaces: there are not enough places.
+        TooFewPlaces: there are not enough positions.
         NothingToLearn: the judge scored none of a cycle's completions.
         TrainingFailed: the trainer failed.
     """
-    began, base, cycles = time.monotonic(), configuration.path(settings.model.base), settings.judged.cycles
+    began, base, count = time.monotonic(), configuration.path(settings.model.base), settings.judged.cycles
     split = split_of(settings.judged)
     progress.say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
     models = {"base": base, **{path.name: configuration.path(path) for path in settings.judged.models}}
-    with progress.part("judged: cycles", len(names) * cycles) as part:
-        trained = {name: recipes.run(name, base, split.train, settings, folder, progress.say, part.advance) for name in names}
-    models |= {f"{name} after {cycles} cycles": one.checkpoint for name, one in trained.items()}
+    with progress.part("judged: cycles", len(names) * count) as part:
+        trained = {name: cycles.run(name, base, split.train, settings, folder, progress.say, part.advance) for name in names}
+    models |= {f"{name} after {count} cycles": one.checkpoint for name, one in trained.items()}
     judge, scores = judges.build(settings.evaluate.judge), {}
     with progress.part("judged: the judge is calibrated"):
         calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places)
     with progress.part("judged: models are scored", len(models)) as part:
         for name, path in models.items():
-            scores[name] = table.scores_of(path, split.test, judge, settings)
+            scores[name] = scores_of(path, split.test, judge, settings)
             part.advance()
             progress.say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
-    rows = table.rows_of(scores, split.test, settings.judged.threshold)
-    progress.console.print(table.shown(rows, calibration, settings.judged.threshold, len(split.test)))
+    rows = rows_of(scores, split.test, settings.judged.threshold)
+    progress.console.print(shown(rows, calibration, settings.judged.threshold, len(split.test)))
     return {
         "rows": [asdict(row) for row in rows],
         "calibration": asdict(calibration),
@@ -88,3 +91,59 @@ def compare(settings: StudySettings, names: Sequence[str], folder: Path, progres
         "settings": settings.judged.model_dump(mode="json"),
         "seconds": time.monotonic() - began,
     }
+
+
+@dataclass(frozen=True)
+class ModelScore:
+    """A model's line in the table."""
+
+    model: str
+    score: Difference
+    """Mean score with its interval."""
+    change: Difference | None
+    """From the first model, at positions where both have a score; None for the first."""
+    accepted: float
+    """Share of the scored positions that reach the threshold."""
+    failed: int
+    """Positions that the judge could not score."""
+
+
+def scores_of(checkpoint: Path, positions: Sequence[Position], judge: judges.Judge, settings: StudySettings) -> np.ndarray:
+    """Return the judge's score of a model's completion at each position, [N]; NaN where the judge failed."""
+    generator, whole = Generator(checkpoint, settings.model, dtype=settings.judged.dtype), settings.judged.whole_text
+    temperature = settings.serving.sampling.temperature
+    _, scored = cycles.complete_and_score(generator, judge, positions, settings, temperature, SEED, whole)
+    return np.array([score.score if isinstance(score, judges.Scored) else np.nan for score in scored])
+
+
+def rows_of(scores: Mapping[str, np.ndarray], positions: Sequence[Position], threshold: float) -> list[ModelScore]:
+    """Return a row for each model's scores [N], in order; the others are compared with the first."""
+    names, values = list(scores), list(scores.values())
+    means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]
+    changes = [Column(v - values[0], np.ones_like(v), np.isfinite(v) & np.isfinite(values[0])) for v in values[1:]]
+    found = differences([*means, *changes], [position.file for position in positions], Levels(TAIL, TAIL))
+    compared = [None, *found[len(means) :]]
+    return [
+        ModelScore(name, found[k], compared[k], accepted(values[k], threshold), int(np.isnan(values[k]).sum()))
+        for k, name in enumerate(names)
+    ]
+
+
+def accepted(scores: np.ndarray, threshold: float) -> float:
+    """Return the share of the known scores that reach a threshold; NaN without one."""
+    known = scores[np.isfinite(scores)]
+    return float(np.mean(known >= threshold)) if len(known) else float("nan")
+
+
+def shown(rows: Sequence[ModelScore], calibration: Calibration, threshold: float, places: int) -> Table:
+    """Return the rows as a table for the terminal."""
+    table = Table("model", "score, 0 to 10", "change", f"score of {threshold:g} or more", "judge failed")
+    table.title, table.title_justify = f"Judge {calibration.judge} at {places} test places", "left"
+    table.caption, table.caption_justify = f"95 % intervals by file. {calibration.reason}", "left"
+    if not calibration.counts:
+        table.caption += ". The judge does not separate true from corrupted texts well enough: the scores say nothing"
+    for row in rows:
+        change = f"{row.change.estimate:+.3f} [{row.change.low:+.3f}, {row.change.high:+.3f}]" if row.change else ""
+        score = f"{row.score.estimate:.3f} [{row.score.low:.3f}, {row.score.high:.3f}]"
+        table.add_row(row.model, score, change, f"{row.accepted:.1%}", str(row.failed))
+    return table

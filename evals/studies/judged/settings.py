@@ -15,26 +15,25 @@ from infra.settings.section import Section
 
 class Judged(Section):
     judge: Judge = Judge(kind="kept")
-    """The judge that rewards: it accepts or rejects as a user does, and scores the groups of GRPO. It is never the one that
-    scores, `evaluate.judge`."""
+    """The judge that rewards: it accepts or rejects, and scores the groups of GRPO. Never `evaluate.judge`, which scores."""
     threshold: float = Field(6.0, gt=0, le=10)
     """Score from 0 to 10 from which on the user accepts."""
     file: Path | None = None
-    """File of code-fim-v2 or of RLinf's rows (JSONL or Parquet); none: places in installed packages that the base never saw."""
+    """File of code-fim-v2 or of RLinf's rows (JSONL or Parquet); None: positions in held-out packages."""
     languages: tuple[str, ...] = ("py",)
     """Languages (extensions) of the file's rows that are used; empty: all."""
     min_truth: int = Field(10, ge=1)
-    """Characters, blanks left out, that a place's true text has at least; shorter ones are dropped."""
+    """Fewest characters, without blanks, of a position's true text."""
     train_places: int = Field(600, ge=1)
-    """Places that the models learn at, over all cycles."""
+    """Training positions of all cycles."""
     test_places: int = Field(300, ge=2)
-    """Places that the models are scored at; none is in a file of the others."""
+    """Test positions, in other files."""
     cycles: int = Field(2, ge=1)
-    """Updates, one after the other; each takes its part of the training places."""
+    """Updates, one after the other; each takes its part of the training positions."""
     epochs: int = Field(1, ge=1)
-    """Passes over the training places; each pass is spread over the cycles."""
+    """Passes over the training positions, spread over the cycles."""
     group: int = Field(8, ge=2)
-    """Completions at a place for GRPO, which takes as many completions in all."""
+    """Completions at a position for GRPO, which takes as many completions in all."""
     models: tuple[Path, ...] = ()
     """Other checkpoints that are scored beside the base, in Hugging Face layout."""
     whole_text: bool = False

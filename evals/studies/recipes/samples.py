@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from evals.base_model import tuning
 from evals.developers import Pause, Schedule
-from evals.studies.judged import groups
+from evals.studies.judged import cycles
 from evals.studies.recipes.stream import PROJECT, Label, mined
 from infra.model.fim import Renderer
 from infra.model.kept_text import kept_characters
@@ -222,16 +222,11 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
 
 def judge_groups(given: Interactions) -> list[Sample]:
     """Return GRPO's samples: a group at every 8th pause, scored without a developer. As many samples as pauses."""
-    reward = given.settings.reward.model_copy(update={"estimator": "group"})
-    result = groups.sample_groups(
-        Generator(given.checkpoint, given.settings.model),
-        ReferenceJudge(),
-        [pause.position for pause in given.pauses[::GROUP_SIZE]],
-        GROUP_SIZE,
-        given.settings.model_copy(update={"reward": reward}),
-        given.seed,
+    generator, positions = Generator(given.checkpoint, given.settings.model), [p.position for p in given.pauses[::GROUP_SIZE]]
+    made = cycles.sample_groups(
+        generator, ReferenceJudge(), positions, GROUP_SIZE, given.settings, given.seed, version=given.version
     )
-    return [sample.model_copy(update={"policy_version": given.version}) for sample in result.samples]
+    return list(made.samples)
 
 
 def written_tokens(given: Interactions) -> Sequence[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.studies.judged import groups
+from evals.studies.judged import cycles
 from infra import settings as settings_
 from infra.records import Sample
 from infra.settings import LOCAL
@@ -32,7 +32,7 @@ def generator() -> Generator:
 
 
 def test_advantages_compare_the_completions_of_one_place(generator: Generator) -> None:
-    grouped = groups.sample_groups(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
+    grouped = cycles.sample_groups(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
     assert (len(grouped.samples), grouped.failed) == (12, 0)
     for start in (0, 4, 8):
         group = grouped.samples[start : start + 4]
@@ -52,13 +52,13 @@ class FailsOnce(ReferenceJudge):
 
 
 def test_a_group_with_a_failed_judgement_has_no_samples(generator: Generator) -> None:
-    grouped = groups.sample_groups(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
+    grouped = cycles.sample_groups(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
     assert (len(grouped.samples), grouped.failed) == (8, 1)
 
 
 def test_samples_and_a_job_are_written(generator: Generator, tmp_path: Path) -> None:
-    grouped = groups.sample_groups(generator, ReferenceJudge(), PLACES[:2], 3, GROUP, seed=1)
-    file = groups.write_update(tmp_path / "update", settings_.path(GROUP.model.base), grouped.samples, GROUP)
+    grouped = cycles.sample_groups(generator, ReferenceJudge(), PLACES[:2], 3, GROUP, seed=1)
+    file = cycles.write_update(tmp_path / "update", settings_.path(GROUP.model.base), grouped.samples, GROUP)
     job = Job.model_validate_json(file.read_text())
     samples = from_parquet(job.samples.read_bytes(), Sample)
     assert len(samples) == 6
@@ -74,5 +74,5 @@ def test_failures_are_counted_if_all_judgements_fail(generator: Generator) -> No
         def score(self, items: Sequence[Item]) -> list[Judgement]:
             return [Failed("unavailable", "")] * len(items)
 
-    grouped = groups.sample_groups(generator, AlwaysFails(), PLACES[:1], 2, GROUP, seed=1)
+    grouped = cycles.sample_groups(generator, AlwaysFails(), PLACES[:1], 2, GROUP, seed=1)
     assert (grouped.samples, grouped.failed) == ((), 2)

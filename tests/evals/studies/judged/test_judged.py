@@ -7,18 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evals.studies.judged import recipes, user
-from evals.studies.judged.places import TooFewPlaces, split_of
-from evals.studies.judged.run import RESULT
+from evals.studies.judged import cycles
+from evals.studies.judged.run import RESULT, rows_of
 from evals.studies.judged.settings import Judged, StudySettings, load
-from evals.studies.judged.table import rows_of
+from evals.studies.judged.split import TooFewPlaces, split_of
 from infra.cli import main
 from infra.settings import SettingsError
 from tasks.evaluation.judge import Failed, Item, Judgement, KeptJudge
 from tasks.evaluation.models.generation import SampledCompletion
 from tasks.evaluation.positions import Position
 
-PUBLISHED = Path(user.__file__).with_name("judge_user.toml")
+PUBLISHED = Path(cycles.__file__).with_name("judge_user.toml")
 FIM = Path(__file__).resolve().parents[3] / "data/benchmarks/code_fim.jsonl"
 PLACES = [Position(f"{n}.py", 0, f"x_{n} = ", "\n", f"sum(values, {n})") for n in range(6)]
 
@@ -46,13 +45,13 @@ class Careful(KeptJudge):
 def test_a_completion_is_accepted_from_the_threshold_on_and_a_failure_is_no_rejection() -> None:
     texts = ["sum(values, 0)", "sum(values, 9)", "print()", "", "  ", "sum(values, 5)"]
     settings = StudySettings(judged=Judged(threshold=9.0))
-    taught = user.sample_accepts(Fixed(texts), Careful(), PLACES, settings, "v1", 1)
+    taught = cycles.sample_accepts(Fixed(texts), Careful(), PLACES, settings, "v1", 1)
     assert [s.outcome for s in taught.samples] == ["accepted", "rejected", "rejected", "nothing", "nothing"]
     assert [(s.shown_characters, s.accepted_characters) for s in taught.samples[:2]] == [(14, 14), (14, 0)]
     assert taught.failed == {"garbage": 1} and all(s.logprobs == (-0.5, 0.0) and s.policy_version == "v1" for s in taught.samples)
     assert taught.samples[0].reward == settings.reward.accepted and taught.samples[1].reward == settings.reward.rejected
     assert taught.samples[0].advantage > 0 > taught.samples[1].advantage
-    lenient = user.sample_accepts(Fixed(texts), Careful(), PLACES, StudySettings(judged=Judged(threshold=1.0)), "v1", 1)
+    lenient = cycles.sample_accepts(Fixed(texts), Careful(), PLACES, StudySettings(judged=Judged(threshold=1.0)), "v1", 1)
     assert [s.outcome for s in lenient.samples][:3] == ["accepted", "accepted", "rejected"]
 
 
@@ -96,8 +95,8 @@ def test_a_test_place_whose_text_is_trained_on_is_left_out(tmp_path: Path) -> No
 
 
 def test_the_cycles_pass_over_all_places_as_often_as_asked_for() -> None:
-    assert [len(part) for part in recipes.parts_of(PLACES, 2, 1)] == [3, 3]
-    thrice = recipes.parts_of(PLACES, 4, 3)
+    assert [len(part) for part in cycles.parts_of(PLACES, 2, 1)] == [3, 3]
+    thrice = cycles.parts_of(PLACES, 4, 3)
     assert [len(part) for part in thrice] == [5, 5, 5, 3] and [p for part in thrice for p in part] == PLACES * 3
 
 

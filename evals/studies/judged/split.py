@@ -1,4 +1,4 @@
-"""Training and test places of the judge as the user: apart by file, and no test place whose text training holds."""
+"""Positions to train and to test at: apart by file, and no test position whose text training holds."""
 
 import hashlib
 from collections import Counter
@@ -15,28 +15,28 @@ from tasks.evaluation.positions import Position
 
 SEED = 0
 SPARE = 1.5
-"""Places drawn for each that is asked for, since short ones are dropped."""
+"""Positions drawn for each wanted one, since short ones are dropped."""
 
 
 class TooFewPlaces(ValueError):
-    """The file has too few places."""
+    """The file has too few positions."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Places to learn at and places to be scored at."""
+    """Positions to train and to test at."""
 
     train: tuple[Position, ...]
     test: tuple[Position, ...]
     left_out: Mapping[str, int]
-    """Number of places in neither, by reason."""
+    """Number of positions in neither, by reason."""
 
 
 def split_of(settings: Judged) -> Split:
-    """Return the places of the settings' file, or of the held-out packages; the same for the same settings.
+    """Return the positions of the settings' file, or of the held-out packages; the same for the same settings.
 
     Raises:
-        TooFewPlaces: there are fewer places than asked for.
+        TooFewPlaces: there are fewer positions than the settings want.
         Malformed: the file does not have its format.
     """
     left_out: Counter[str] = Counter()
@@ -55,7 +55,7 @@ def split_of(settings: Judged) -> Split:
 
 
 def _of_file(settings: Judged, left_out: Counter[str]) -> tuple[list[Position], list[Position]]:
-    """Return the file's places in the order of a hash of their files; the first files are for the test."""
+    """Return the file's positions in the order of a hash of their files; the first files are for the test."""
     assert settings.file
     wanted = HeldOut(name="judged", kind="code_fim", path=settings.file, languages=settings.languages)
     found = benchmarks.places(wanted, configuration.path(settings.file))
@@ -68,14 +68,14 @@ def _of_file(settings: Judged, left_out: Counter[str]) -> tuple[list[Position], 
 
 
 def _of_packages(settings: Judged) -> tuple[list[Position], list[Position]]:
-    """Return places in files that developers type in, and in files that models are scored on."""
+    """Return positions in files that developers type in, and in files that models are scored on."""
     sources = positions.read_sources(held_out_files(), [site_packages()])
-    parts = (
-        (positions.developer_sources(sources), settings.train_places),
-        (positions.scored_sources(sources), settings.test_places),
-    )
-    train, test = (list(positions.sample_positions(part, round(4 * SPARE * count), SEED)) for part, count in parts)
-    return train, test
+
+    def drawn(part: Sequence[positions.Source], count: int) -> list[Position]:
+        return list(positions.sample_positions(part, round(4 * SPARE * count), SEED))
+
+    train = drawn(positions.developer_sources(sources), settings.train_places)
+    return train, drawn(positions.scored_sources(sources), settings.test_places)
 
 
 def _long(places: Sequence[Position], least: int, left_out: Counter[str]) -> list[Position]:

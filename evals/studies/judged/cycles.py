@@ -1,0 +1,228 @@
+"""Cycles of a recipe that a judge rewards: complete, score, reward, and train with the project's trainer; then the next.
+
+Two recipes make samples. `ours`: a simulated developer accepts a completion whose score reaches a threshold, as in RLinf's online
+example (2025, "Cursor online reinforcement learning", section 4), with one completion for each request. `GRPO`: groups of
+completions of the same position, without a value model (Shao et al. 2024, "DeepSeekMath", section 4.1.2); the reward is the score
+divided by the highest score.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evals.studies.judged.settings import StudySettings
+from infra.records import Sample
+from infra.settings import Settings
+from infra.storage.store import to_parquet
+from tasks.evaluation import judge as judges
+from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.evaluation.positions import Position
+from tasks.rewards.reward import group_advantages, reward_of_samples
+from tasks.trainer.job import CHECKPOINT_NAME, REFUSED_NAME
+from tasks.trainer.run import TrainingFailed, command, follow, write_job
+
+OURS, GROUP = "ours", "GRPO"
+VERSION = "offline"
+
+
+class NothingToLearn(RuntimeError):
+    """The judge scored none of a cycle's completions."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The samples of a cycle."""
+
+    samples: tuple[Sample, ...]
+    """With reward and advantage."""
+    mean: float
+    """Mean score of the rewarding judge, 0 to 10."""
+    failed: Mapping[str, int] = field(default_factory=Counter)
+    """Number of completions that it could not score, by kind; they are in no sample."""
+
+
+@dataclass(frozen=True)
+class GroupedSamples:
+    """Grouped samples, and the number of completions without a score."""
+
+    samples: tuple[Sample, ...]
+    """Samples with reward and advantage, one group after the other."""
+    failed: int
+    """Number of completions that the judge could not score. Their groups have no samples."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model that a recipe's cycles made."""
+
+    checkpoint: Path
+    rewards: tuple[float, ...]
+    """Mean score of the rewarding judge in each cycle, 0 to 10."""
+    failed: int
+    """Completions that the rewarding judge could not score."""
+
+
+def run(
+    recipe: str,
+    base: Path,
+    positions: Sequence[Position],
+    settings: StudySettings,
+    folder: Path,
+    say: Callable[[str], None],
+    ended: Callable[[], None],
+) -> Trained:
+    """Run a recipe's cycles, the first from the base.
+
+    Args:
+        say: takes lines of progress.
+        ended: called after each cycle.
+
+    Raises:
+        NothingToLearn: the judge scored none of a cycle's completions.
+        TrainingFailed: the trainer failed.
+    """
+    checkpoint, rewards, failed, judged = base, [], 0, settings.judged
+    judge = judges.build(judged.judge)
+    for cycle, part in enumerate(parts_of(positions, judged.cycles, judged.epochs), 1):
+        generator, version = Generator(checkpoint, settings.model, dtype=judged.dtype), f"{recipe}-{cycle}"
+        sample = sample_accepts if recipe == OURS else _groups
+        taught = sample(generator, judge, part, settings, version, cycle)
+        if not taught.samples:
+            raise NothingToLearn(
+                f"{recipe}, cycle {cycle}: the judge {judged.judge.called!r} scored none of {len(part)} positions "
+                f"({dict(taught.failed)}); check judged.judge, then run the command again"
+            )
+        rewards.append(taught.mean)
+        failed += sum(taught.failed.values())
+        say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {judged.judge.called}")
+        checkpoint = _trained(folder / recipe / str(cycle), checkpoint, taught.samples, settings, version, say)
+        ended()
+    return Trained(checkpoint, tuple(rewards), failed)
+
+
+def parts_of(positions: Sequence[Position], cycles: int, epochs: int) -> list[Sequence[Position]]:
+    """Return the positions of each cycle: `epochs` passes over all of them, in equal parts."""
+    every = [*positions] * epochs
+    size = math.ceil(len(every) / cycles)
+    return [every[start : start + size] for start in range(0, len(every), size)]
+
+
+def sample_accepts(
+    generator: Generator, judge: judges.Judge, positions: Sequence[Position], settings: StudySettings, version: str, seed: int
+) -> Taught:
+    """Complete each position once, accept by the judge's score, and return the samples; blank text is never shown."""
+    temperature, whole = settings.serving.sampling.exploring_temperature, settings.judged.whole_text
+    completions, scores = complete_and_score(generator, judge, positions, settings, temperature, seed, whole)
+    samples, known, failed = [], [], Counter[str]()
+    for number, (made, score) in enumerate(zip(completions, scores, strict=True)):
+        if isinstance(score, judges.Failed):
+            failed[score.kind] += 1
+            continue
+        known.append(score.score)
+        accepted, shown = score.score >= settings.judged.threshold, len(made.text.rstrip("\n")) if made.text.strip() else 0
+        outcome = "nothing" if not shown else "accepted" if accepted else "rejected"
+        counts = {"shown_characters": shown, "accepted_characters": shown if accepted else 0}
+        samples.append(_sample(f"{version}-{number}", version, made, temperature, outcome=outcome, **counts))
+    mean = sum(known) / len(known) if known else float("nan")
+    return Taught(tuple(reward_of_samples(samples, settings.reward)), mean, failed)
+
+
+def sample_groups(
+    generator: Generator,
+    judge: judges.Judge,
+    positions: Sequence[Position],
+    group_size: int,
+    settings: Settings,
+    seed: int,
+    *,
+    version: str = VERSION,
+    whole: bool = False,
+) -> GroupedSamples:
+    """Sample `group_size` completions at each position, score them, and estimate their advantages within each group.
+
+    Args:
+        whole: whether completions have further lines.
+    """
+    temperature = settings.serving.sampling.exploring_temperature
+    repeated = [position for position in positions for _ in range(group_size)]
+    completions, scores = complete_and_score(generator, judge, repeated, settings, temperature, seed, whole)
+    samples: list[Sample] = []
+    for start in range(0, len(repeated), group_size):
+        known = [score.score for score in scores[start : start + group_size] if isinstance(score, judges.Scored)]
+        if len(known) < group_size:
+            continue
+        for number, score in enumerate(known, start):
+            made = completions[number]
+            counts = {"shown_characters": len(made.text.rstrip("\n")), "accepted_characters": 0}
+            name, reward = f"offline-{seed}-{number}", score / judges.HIGHEST
+            samples.append(_sample(name, version, made, temperature, outcome="judged", reward=reward, **counts))
+    advantages = group_advantages([s.reward for s in samples], [s.prompt_token_ids for s in samples])
+    failed = sum(isinstance(score, judges.Failed) for score in scores)
+    return GroupedSamples(tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True)), failed)
+
+
+def complete_and_score(
+    generator: Generator,
+    judge: judges.Judge,
+    positions: Sequence[Position],
+    settings: Settings,
+    temperature: float,
+    seed: int,
+    whole: bool,
+) -> tuple[Sequence[SampledCompletion], Sequence[judges.Judgement]]:
+    """Return a completion of each position and its judgement."""
+    contexts = [(position.prefix, position.suffix) for position in positions]
+    made = generator.sample(contexts, settings.serving.sampling.max_tokens, temperature, seed, whole=whole)
+    pairs = zip(positions, made, strict=True)
+    return made, judge.score([judges.Item(p.prefix, p.suffix, one.text.rstrip("\n"), p.truth) for p, one in pairs])
+
+
+def write_update(folder: Path, parent: Path, samples: Sequence[Sample], settings: Settings, version: str = VERSION) -> Path:
+    """Write samples and a job that trains a checkpoint on them to a folder; return the job's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "samples.parquet"
+    file.write_bytes(to_parquet(samples))
+    # These samples have no settled text, so the surrogate teaches, whatever a cycle's update does.
+    return write_job(folder, parent, file, version, settings.train.model_copy(update={"surrogate_weight": 1.0}))
+
+
+def _groups(
+    generator: Generator, judge: judges.Judge, positions: Sequence[Position], settings: StudySettings, version: str, seed: int
+) -> Taught:
+    """Return samples of groups with as many completions as there are positions."""
+    size, whole = settings.judged.group, settings.judged.whole_text
+    made = sample_groups(generator, judge, positions[::size], size, settings, seed, version=version, whole=whole)
+    mean = judges.HIGHEST * sum(sample.reward for sample in made.samples) / max(len(made.samples), 1)
+    return Taught(made.samples, mean, {"any": made.failed} if made.failed else {})
+
+
+def _sample(name: str, version: str, made: SampledCompletion, temperature: float, **values: Any) -> Sample:
+    return Sample(
+        completion_id=name,
+        user="judge",
+        policy_version=version,
+        prompt_token_ids=made.prompt,
+        token_ids=made.tokens,
+        logprobs=tuple(min(value, 0.0) for value in made.logprobs),
+        temperature=temperature,
+        **values,
+    )
+
+
+def _trained(
+    work: Path, parent: Path, samples: Sequence[Sample], settings: Settings, version: str, say: Callable[[str], None]
+) -> Path:
+    """Return the checkpoint that the trainer makes of samples; the parent if it refuses them."""
+    job, training, refused = write_update(work, parent, samples, settings, version), settings.train, work / REFUSED_NAME
+    refused.unlink(missing_ok=True)
+    try:
+        follow(command(job, training.processes), work / "trainer.log", training.environment, lambda _: None)
+    except TrainingFailed:
+        if not refused.exists():
+            raise
+        say(f"{version}: {refused.read_text()}")
+        return parent
+    return work / CHECKPOINT_NAME
