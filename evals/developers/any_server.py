@@ -16,10 +16,9 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
     """Run the developers and print the sums; return whether a request was answered.
 
     Args:
-        settings: of the run.
         code: folders of the Python files that they type; empty: the held-out packages.
         report: JSON file for the counts by user and version and some examples.
-        decisions: JSON-lines file for every decision with the real text and the completion's fate.
+        decisions: JSON-lines file for every decision with the real and the settled text.
     """
     failures: list[str] = []
     with ExitStack() as files:

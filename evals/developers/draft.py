@@ -19,8 +19,7 @@ class Patch:
     start: int
     end: int
     text: str
-    open: bool = False
-    """The piece is being written again: `text` is not all that the developer will write."""
+    open: bool = False  # the piece is being written again: `text` is not all that the developer will write
 
 
 class Draft:

@@ -22,85 +22,54 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 class Quirks:
     """Rates of what editors do besides one event for each suggestion, and of people's habits."""
 
-    late_accepts: float = 0.04
-    """Of accepts: the editor sends accepted false after 10 s, then accepted true with the same id."""
-    superseded: float = 0.03
-    """Of impressions: another completion within 500 ms, and no event."""
-    cache_hits: float = 0.03
-    """Of reported impressions: shown again from the editor's cache, without a request."""
-    duplicates: float = 0.01
-    """Of events: posted twice, as by a proxy that retries."""
-    silent_editors: float = 0.25
-    """Of developers: the editor sends requests as Zed does, and no event."""
+    late_accepts: float = 0.04  # of accepts: the editor sends accepted false after 10 s, then accepted true with the same id
+    superseded: float = 0.03  # of impressions: another completion within 500 ms, and no event
+    cache_hits: float = 0.03  # of reported impressions: shown again from the editor's cache, without a request
+    duplicates: float = 0.01  # of events: posted twice, as by a proxy that retries
+    silent_editors: float = 0.25  # of developers: the editor sends requests as Zed does, and no event
     native_editors: float = 0.15
     """Of developers: the editor reports to /v1/feedback, with the reason why nothing was taken and the time that it was seen."""
-    dismissals: float = 0.25
-    """Of what is not taken: the developer dismisses it (Escape) instead of typing other text."""
-    pauses: float = 0.7
-    """Of lines: the developer pauses in it, and the editor requests a completion."""
-    several_lines: float = 0.12
-    """Of places: the developer is about to write the rest of the line and one to three further lines."""
-    goes_on: float = 0.5
-    """After a suggestion not taken: the developer types a word and pauses again."""
-    most_stops: int = 4
-    """Pauses at one place at most."""
-    session_lines: int = 12
-    """Mean number of lines that a developer writes in a session, before another file or developer."""
-    stays: float = 0.5
-    """Of sessions: the developer of the file's previous session writes on; else another one."""
-    jumps: float = 0.1
-    """Of sessions with two holes or more: the developer leaves a hole, writes the next one and comes back."""
-    unfinished: float = 0.08
-    """Of sessions: the last hole stays unfinished."""
-    comes_back: float = 0.7
-    """Of unfinished holes: the file's next session finishes it; the others stay as they are."""
-    pastes: float = 0.02
-    """Of lines: inserted at once with one to five further lines."""
-    false_starts: float = 0.02
-    """Of lines: the developer begins to write another line, pauses, and deletes it."""
+    dismissals: float = 0.25  # of what is not taken: the developer dismisses it (Escape) instead of typing other text
+    pauses: float = 0.7  # of lines: the developer pauses in it, and the editor requests a completion
+    several_lines: float = 0.12  # of places: the developer is about to write the rest of the line and one to three further lines
+    goes_on: float = 0.5  # after a suggestion not taken: the developer types a word and pauses again
+    most_stops: int = 4  # pauses at one place at most
+    session_lines: int = 12  # mean number of lines that a developer writes in a session, before another file or developer
+    stays: float = 0.5  # of sessions: the developer of the file's previous session writes on; else another one
+    jumps: float = 0.1  # of sessions with two holes or more: the developer leaves a hole, writes the next one and comes back
+    unfinished: float = 0.08  # of sessions: the last hole stays unfinished
+    comes_back: float = 0.7  # of unfinished holes: the file's next session finishes it; the others stay as they are
+    pastes: float = 0.02  # of lines: inserted at once with one to five further lines
+    false_starts: float = 0.02  # of lines: the developer begins to write another line, pauses, and deletes it
     wrong_words: float = 0.04
     """Of lines: a word is another one at first; the developer writes it and the rest of the line again some lines later."""
     leaves_wrong: float = 0.2
     """Of accepted suggestions with a wrong rest: it stays and is written again some lines later; else it goes at once."""
-    rewrite_after: int = 6
-    """Lines after which something is written again at most; the least is 1."""
-    breaks: float = 0.03
-    """Of lines: the developer does something else for 12 to 120 s first."""
-    quiet_seconds: float = 10.0
-    """A place is quiet after so long without an edit, counted from its first edit on."""
-    settle_seconds: float = 300.0
-    """A place settles so long after its request, or when the developer leaves the file before."""
+    rewrite_after: int = 6  # lines after which something is written again at most; the least is 1
+    breaks: float = 0.03  # of lines: the developer does something else for 12 to 120 s first
+    quiet_seconds: float = 10.0  # A place is quiet after so long without an edit, counted from its first edit on
+    settle_seconds: float = 300.0  # A place settles so long after its request, or when the developer leaves the file before
 
 
 @dataclass(frozen=True)
 class Draws:
     """The chance events of one pause."""
 
-    types_on: bool
-    """The developer types on while the answer streams."""
-    typed: int
-    """Characters typed on."""
-    typed_at: int
-    """Number of streamed characters at which the keystroke falls."""
-    flipped: bool
-    """The decision comes out the other way round."""
-    accept_seconds: float
-    """From the impression to the Tab."""
+    types_on: bool  # the developer types on while the answer streams
+    typed: int  # characters typed on
+    typed_at: int  # number of streamed characters at which the keystroke falls
+    flipped: bool  # the decision comes out the other way round
+    accept_seconds: float  # from the impression to the Tab
     late: bool
-    late_seconds: float
-    """From the 10 s timer to the late Tab."""
+    late_seconds: float  # from the 10 s timer to the late Tab
     superseded: bool
     cached: bool
     duplicated: bool
     goes_on: bool
-    completion_bits: int
-    """Random bits of the editor's completion id."""
-    leaves_wrong: bool
-    """If the accepted text has a wrong rest, it stays at first."""
-    dismissed: bool = False
-    """If the completion is not taken, the developer dismisses it."""
-    seen_ms: float = 2_000.0
-    """From showing it to dismissing it or to typing other text; a sixth is below 750 ms."""
+    completion_bits: int  # random bits of the editor's completion id
+    leaves_wrong: bool  # if the accepted text has a wrong rest, it stays at first
+    dismissed: bool = False  # if the completion is not taken, the developer dismisses it
+    seen_ms: float = 2_000.0  # from showing it to dismissing it or to typing other text; a sixth is below 750 ms
 
 
 def random_stream(*key: object) -> random.Random:
@@ -151,21 +120,14 @@ def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
 class LineDraws:
     """The chance events of writing one line."""
 
-    thinks: float
-    """Seconds before the developer begins it."""
+    thinks: float  # seconds before the developer begins it
     pauses: bool
-    column: float
-    """In [0, 1): where they pause, among the places of the line."""
-    further_lines: int
-    """Lines after this one that they have in mind too."""
-    pasted: int
-    """Lines inserted at once, with this one; 0: typed."""
-    false_start: float
-    """In [0, 1): which line they begin to write by mistake; negative: none."""
-    wrong_word: float
-    """In [0, 1): which word is another one at first; negative: none."""
-    rewrite_after: int
-    """Lines after which something wrong in this one is written again."""
+    column: float  # in [0, 1): where they pause, among the places of the line
+    further_lines: int  # lines after this one that they have in mind too
+    pasted: int  # lines inserted at once, with this one; 0: typed
+    false_start: float  # in [0, 1): which line they begin to write by mistake; negative: none
+    wrong_word: float  # in [0, 1): which word is another one at first; negative: none
+    rewrite_after: int  # lines after which something wrong in this one is written again
 
 
 def line_draws(rng: random.Random, quirks: Quirks) -> LineDraws:

@@ -43,10 +43,8 @@ STANDING_BLOCKS, STANDING_FUNCTIONS = 0.6, 0.15
 class Gap:
     """A place of a ground: the file is finished around it, and its hole is empty from the cursor on."""
 
-    position: Position
-    """Its suffix begins after the hole; its truth is what a developer is about to write."""
-    rest: str
-    """The hole's text from the cursor to its end."""
+    position: Position  # its suffix begins after the hole; its truth is what a developer is about to write
+    rest: str  # the hole's text from the cursor to its end
 
 
 def role_of(source: Source) -> Role:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -30,43 +30,16 @@ class RunSettings:
 
     address: Address = field(default_factory=Address)
     users: int = 120
-    seed: int = 0
-    """Seed of tastes, sessions, positions of comparisons and chance events."""
-    requests: int | None = None
-    """End after so many requests; None: no bound."""
-    seconds: float | None = None
-    """End after so many seconds; None: no bound."""
-    speed: float = 20.0
-    """Times faster than people that they pause, type and decide; does not scale the server's time."""
-    rate: float = 0.0
-    """Maximum requests a second; 0: limited by the concurrency only."""
-    concurrency: int = 16
-    """Developers who write at the same time."""
-    first_visit: int = 0
-    """Number of the first session, or of the first position of a comparison."""
+    seed: int = 0  # seed of tastes, sessions, positions of comparisons and chance events
+    requests: int | None = None  # end after so many requests; None: no bound
+    seconds: float | None = None  # end after so many seconds; None: no bound
+    speed: float = 20.0  # times faster than people that they pause, type and decide; does not scale the server's time
+    rate: float = 0.0  # maximum requests a second; 0: limited by the concurrency only
+    concurrency: int = 16  # developers who write at the same time
+    first_visit: int = 0  # number of the first session, or of the first position of a comparison
     quirks: Quirks = field(default_factory=Quirks)
-    examples: int = 200
-    """Maximum number of suggestions kept for a report."""
-    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Keeps the editors' completion ids of two runs apart."""
-
-
-class BackgroundTasks:
-    """The event posts in progress."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __call__(self, work: Awaitable[None]) -> None:
-        """Start a task."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finish(self) -> None:
-        """Wait for all tasks; raises the error of a failed task."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks)
+    examples: int = 200  # maximum number of suggestions kept for a report
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # keeps the editors' completion ids of two runs apart
 
 
 class Workplace:
@@ -118,26 +91,10 @@ class Workplace:
         return draft
 
 
-class ProgressReporter:
-    """Calls `progress` about once a second while the block runs."""
-
-    def __init__(self, progress: Callable[[Tally], None] | None, tally: Callable[[], Tally]) -> None:
-        self._progress, self._tally = progress, tally
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        if self._progress is not None:
-            self._task = asyncio.create_task(self._report(self._progress))
-
-    async def __aexit__(self, *error: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _report(self, progress: Callable[[Tally], None]) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            progress(self._tally())
+async def _report(progress: Callable[[Tally], None], tally: Callable[[], Tally]) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        progress(tally())
 
 
 async def run(
@@ -159,19 +116,22 @@ async def run(
         rate: Returns the current maximum of requests a second and replaces `settings.rate`.
         client: Makes the HTTP client that all developers share.
     """
-    began = time.monotonic()
-    ledger, background = Ledger(settings.examples), BackgroundTasks()
+    began, ledger = time.monotonic(), Ledger(settings.examples)
     pacer = Pacer(settings.requests, settings.seconds, rate or (lambda: settings.rate), stop)
     schedule = Schedule(settings.users, settings.seed, code, settings.quirks)
     workplace = Workplace(schedule.session(number) for number in count(settings.first_visit))
-    async with connect(settings.concurrency) as session:
+
+    def tally() -> Tally:
+        return ledger.tally(time.monotonic() - began)
+
+    async with connect(settings.concurrency) as session, asyncio.TaskGroup() as events:
         context = RunContext(
             client=client(session, settings.address),
             ledger=ledger,
             speed=settings.speed,
             run_id=settings.run_id,
             pacer=pacer,
-            background=background,
+            background=events.create_task,
             on_decision=on_decision or (lambda decision: None),
         )
 
@@ -180,8 +140,10 @@ async def run(
                 async with workplace.session() as session:
                     await LiveSession(context, schedule, session, workplace.draft(session)).run()
 
-        async with ProgressReporter(progress, lambda: ledger.tally(time.monotonic() - began)), asyncio.TaskGroup() as group:
+        reporter = events.create_task(_report(progress, tally)) if progress else None
+        async with asyncio.TaskGroup() as group:
             for _ in range(settings.concurrency):
                 group.create_task(run_sessions())
-        await background.finish()
-    return ledger.tally(time.monotonic() - began)
+        if reporter:
+            reporter.cancel()
+    return tally()

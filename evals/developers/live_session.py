@@ -3,8 +3,9 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 from evals.developers import editor, protocol
 from evals.developers.draft import Draft
@@ -27,54 +28,24 @@ class Decision:
     """A pause, its outcome and the settled text, as `--decisions` writes it; never sent to a server."""
 
     user: str
-    visit: int
-    """Number of the session."""
+    visit: int  # number of the session
     file: str
-    offset: int
-    """Offset of the cursor in the finished file."""
+    offset: int  # offset of the cursor in the finished file
     way: Way
-    stop: int
-    """Number of the pause in this line."""
-    prefix: str
-    """As sent."""
+    stop: int  # number of the pause in this line
+    prefix: str  # as sent
     suffix: str
     version: str
-    outcome: str
-    """accepted, rejected, unreported, nothing, cancelled or error."""
+    outcome: str  # accepted, rejected, unreported, nothing, cancelled or error
     reason: str
     truth: str
     elapsed_ms: float
-    accepted: bool = False
-    """The developer accepted, even if the editor did not report it."""
+    accepted: bool = False  # the developer accepted, even if the editor did not report it
     shown: str = ""
-    right: int = 0
-    """Right characters from the start."""
-    request_id: str = ""
-    """Id of the answer; empty without one."""
-    completion_id: str = ""
-    """The editor's id of the impression; empty if nothing was shown."""
+    right: int = 0  # right characters from the start
+    request_id: str = ""  # id of the answer; empty without one
+    completion_id: str = ""  # the editor's id of the impression; empty if nothing was shown
     settled: SettledTruth | None = None
-
-
-def undecided(pause: Pause, answer: Answer) -> Decision:
-    """Return the decision of an error, which a shown answer replaces."""
-    position = pause.position
-    return Decision(
-        user=pause.developer.name,
-        visit=pause.visit,
-        file=position.file,
-        offset=position.offset,
-        way=pause.way,
-        stop=pause.stop,
-        prefix=pause.prefix,
-        suffix=pause.suffix,
-        version=answer.version,
-        outcome="error",
-        reason=answer.error,
-        truth=position.truth,
-        elapsed_ms=answer.elapsed_ms,
-        request_id=answer.completion_id,
-    )
 
 
 @dataclass(frozen=True)
@@ -83,14 +54,10 @@ class RunContext:
 
     client: EditorClient
     ledger: Ledger
-    speed: float
-    """How many times faster than people."""
-    run_id: str
-    """Keeps the editors' completion ids of two runs apart."""
-    pacer: Pacer
-    """Grants the turns of requests, and ends a developer's absence with the run."""
-    background: Callable[[Awaitable[None]], None]
-    """Runs the sending of events beside the session."""
+    speed: float  # how many times faster than people
+    run_id: str  # keeps the editors' completion ids of two runs apart
+    pacer: Pacer  # grants the turns of requests, and ends a developer's absence with the run
+    background: Callable[[Coroutine[Any, Any, None]], object]  # runs the sending of events beside the session
     on_decision: Callable[[Decision], None]
 
 
@@ -100,8 +67,7 @@ class PendingRejection:
 
     impression: Impression
     version: str
-    shown_at: float
-    """Monotonic seconds."""
+    shown_at: float  # monotonic seconds
     draws: Draws
 
 
@@ -150,7 +116,22 @@ class LiveSession:
         complete = context.client.complete_whole if self._developer.silent else context.client.complete
         answer = await complete(name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
         self._count(answer, requests=1)
-        decision = undecided(pause, answer)
+        decision = Decision(
+            user=name,
+            visit=pause.visit,
+            file=pause.position.file,
+            offset=pause.position.offset,
+            way=pause.way,
+            stop=pause.stop,
+            prefix=pause.prefix,
+            suffix=pause.suffix,
+            version=answer.version,
+            outcome="error",
+            reason=answer.error,
+            truth=truth,
+            elapsed_ms=answer.elapsed_ms,
+            request_id=answer.completion_id,
+        )
         if answer.error:
             self._count(answer, errors=1)
             self._decisions[id(pause)] = decision

@@ -22,10 +22,8 @@ class Pair:
 
     user: str
     visit: int
-    outcomes: tuple[ExpectedOutcome, ...]
-    """One for each pin, in the order of PairedRun.pins."""
-    ids: tuple[str, ...] = ()
-    """The server's id of each completion."""
+    outcomes: tuple[ExpectedOutcome, ...]  # one for each pin, in the order of PairedRun.pins
+    ids: tuple[str, ...] = ()  # the server's id of each completion
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,9 @@ class PairedRun:
     """The result of a paired run."""
 
     pins: tuple[Pin, ...]
-    pairs: tuple[Pair, ...]
-    """The positions that all pins answered."""
-    tallies: tuple[Tally, ...]
-    """For each pin, the sums over all its answers."""
-    dropped: int
-    """Positions that some pin did not answer; missing from `pairs`."""
+    pairs: tuple[Pair, ...]  # the positions that all pins answered
+    tallies: tuple[Tally, ...]  # for each pin, the sums over all its answers
+    dropped: int  # positions that some pin did not answer; missing from `pairs`
 
 
 async def measure(

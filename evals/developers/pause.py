@@ -52,8 +52,7 @@ class SettledTruth:
     pasted: at least partly inserted as a block.
     unfinished: nothing was written. deleted: the text before the cursor no longer stands.
     """
-    seconds: float
-    """From the request, by the developer's clock."""
+    seconds: float  # from the request, by the developer's clock
     first: str | None = None
     """The text when it was first without an edit for Quirks.quiet_seconds after its first edit; else `text`."""
 
@@ -66,11 +65,9 @@ class ExpectedOutcome:
     (Rao-Blackwell).
     """
 
-    accepted: float
-    """Probability that the developer accepts; 0 if the editor shows nothing."""
+    accepted: float  # probability that the developer accepts; 0 if the editor shows nothing
     shown: str
-    kept: int = 0
-    """Right characters of `shown` from the start, which stay if it is accepted."""
+    kept: int = 0  # right characters of `shown` from the start, which stay if it is accepted
 
     @property
     def accepted_characters(self) -> float:
@@ -96,23 +93,16 @@ class Pause:
     """A developer at a position who waits for a completion."""
 
     developer: Developer
-    position: Position
-    """Its truth is the text that they are about to write: the rest of the line, sometimes some more lines."""
-    prefix: str
-    """As the editor sends it."""
+    position: Position  # its truth is the text that they are about to write: the rest of the line, sometimes some more lines
+    prefix: str  # as the editor sends it
     suffix: str
-    rest: str
-    """The finished file's text between `prefix` and `suffix`; begins with the truth, except at a false start."""
+    rest: str  # the finished file's text between `prefix` and `suffix`; begins with the truth, except at a false start
     draws: Draws
-    visit: int
-    """Number of the session, or of the position of a ground."""
+    visit: int  # number of the session, or of the position of a ground
     way: Way = "writes"
-    stop: int = 0
-    """Number of the pause in this line."""
-    settled: SettledTruth | None = None
-    """The settled text if no completion was accepted; None while it is unknown."""
-    asked: float = 0.0
-    """Seconds from the session's begin to the request, by the developer's clock; 0 at a position of a ground."""
+    stop: int = 0  # number of the pause in this line
+    settled: SettledTruth | None = None  # the settled text if no completion was accepted; None while it is unknown
+    asked: float = 0.0  # seconds from the session's begin to the request, by the developer's clock; 0 at a position of a ground
 
     def answer(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
         """Return the expected outcome of a completion and the choice; None if the editor shows nothing."""

@@ -35,12 +35,9 @@ VERSION_HEADER = "X-Tabloop-Version"
 class Pin(NamedTuple):
     """The options of a request; a pin needs a token with the role `versions`."""
 
-    version: str = ""
-    """Version; empty: the arm's."""
-    level: str = ""
-    """Level of showing; empty: the caller's own."""
-    temperature: float | None = None
-    """Of sampling; None: the settings'."""
+    version: str = ""  # version; empty: the arm's
+    level: str = ""  # level of showing; empty: the caller's own
+    temperature: float | None = None  # of sampling; None: the settings'
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,22 +54,16 @@ NO_PIN = Pin()
 class Impression:
     """A completion shown to a developer."""
 
-    completion_id: str
-    """The editor generates it; the completions server never sees it."""
+    completion_id: str  # the editor generates it; the completions server never sees it
     user: str
     file: str
-    prefix: str
-    """The sent prefix, followed by the text typed since if the editor reused a stream."""
+    prefix: str  # the sent prefix, followed by the text typed since if the editor reused a stream
     suffix: str
-    completion: str
-    """The text that the editor shows."""
-    requested_at: float
-    """Unix seconds."""
-    elapsed_ms: float
-    """From the pause in typing, including the debounce."""
+    completion: str  # the text that the editor shows
+    requested_at: float  # Unix seconds
+    elapsed_ms: float  # from the pause in typing, including the debounce
     model: str
-    request_id: str = ""
-    """The server's id of the completion, for editors that report by it."""
+    request_id: str = ""  # the server's id of the completion, for editors that report by it
 
 
 def prompt(prefix: str, suffix: str) -> str:
@@ -94,8 +85,7 @@ def request_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
 
 def request_headers(token: str, user: str, pin: Pin = NO_PIN) -> dict[str, str]:
     """Return the headers of a request. Continue adds the user by requestOptions.headers."""
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "api-key": token, "X-User-ID": user}
-    return headers | pin.headers
+    return event_headers(token, user) | {"api-key": token} | pin.headers
 
 
 def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
@@ -105,8 +95,7 @@ def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
 
 def zed_headers(token: str, user: str, pin: Pin = NO_PIN) -> dict[str, str]:
     """Return the headers of Zed's provider. Zed names no user: X-User-ID stands for the token that each developer has."""
-    own = {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "User-Agent": ZED_AGENT}
-    return own | {"X-User-ID": user} | pin.headers
+    return event_headers(token, user) | {"User-Agent": ZED_AGENT} | pin.headers
 
 
 def event_headers(token: str, user: str) -> dict[str, str]:

@@ -22,29 +22,22 @@ from tasks.evaluation.positions import Source
 class Segment:
     """Some lines of a hole, written without leaving it."""
 
-    hole: int
-    """Number of the hole in the draft."""
-    first: int
-    """Number of the first line in the hole."""
-    last: int
-    """Number after the last line."""
+    hole: int  # number of the hole in the draft
+    first: int  # number of the first line in the hole
+    last: int  # number after the last line
 
 
 @dataclass(frozen=True)
 class Session:
     """One developer in one file, from opening it to leaving it."""
 
-    number: int
-    """Over all passes, from 0."""
-    round: int
-    """The pass."""
+    number: int  # over all passes, from 0
+    round: int  # the pass
     source: Source
-    holes: tuple[Hole, ...]
-    """The holes of the draft: live ones, and those kept for later, which no segment names."""
+    holes: tuple[Hole, ...]  # the holes of the draft: live ones, and those kept for later, which no segment names
     developer: Developer
     segments: tuple[Segment, ...]
-    earlier: tuple[Segment, ...]
-    """Segments of the file's earlier sessions in this pass."""
+    earlier: tuple[Segment, ...]  # segments of the file's earlier sessions in this pass
 
     def draft(self) -> Draft:
         """Return the file as it stands when the session begins, if everything before went by plan."""

@@ -9,38 +9,24 @@ from dataclasses import asdict, dataclass, fields
 class Counts:
     """Sums over requests: requests = cancelled + errors + nothing + shown; shown = judged + unreported."""
 
-    requests: int = 0
-    """Requests sent to the completions server."""
-    errors: int = 0
-    """Requests refused, interrupted or timed out."""
-    cancelled: int = 0
-    """Requests whose answer the developer typed over before the editor could show it."""
-    nothing: int = 0
-    """Answered requests for which the editor had nothing to show."""
+    requests: int = 0  # requests sent to the completions server
+    errors: int = 0  # requests refused, interrupted or timed out
+    cancelled: int = 0  # requests whose answer the developer typed over before the editor could show it
+    nothing: int = 0  # answered requests for which the editor had nothing to show
     shown: int = 0
-    judged: int = 0
-    """Impressions with an event: accepted + rejected."""
+    judged: int = 0  # impressions with an event: accepted + rejected
     accepted: int = 0
     rejected: int = 0
-    unreported: int = 0
-    """Impressions without an event: replaced by the next one before it was due, or the editor is silent."""
-    silent: int = 0
-    """Of unreported: the editor sends no events."""
-    reused: int = 0
-    """Of shown: the stream continued while the developer typed matching text."""
-    late: int = 0
-    """Of accepted: first reported as not accepted."""
-    cache_hits: int = 0
-    """Impressions from the editor's cache, without a request; in none of the counts above."""
-    duplicates: int = 0
-    """Events posted a second time."""
-    lost_events: int = 0
-    """Events that the feedback server did not accept."""
+    unreported: int = 0  # impressions without an event: replaced by the next one before it was due, or the editor is silent
+    silent: int = 0  # of unreported: the editor sends no events
+    reused: int = 0  # of shown: the stream continued while the developer typed matching text
+    late: int = 0  # of accepted: first reported as not accepted
+    cache_hits: int = 0  # impressions from the editor's cache, without a request; in none of the counts above
+    duplicates: int = 0  # events posted a second time
+    lost_events: int = 0  # events that the feedback server did not accept
     shown_characters: int = 0
-    accepted_characters: int = 0
-    """Characters of accepted suggestions, as shown."""
-    kept_characters: int = 0
-    """Of these, right characters from the start, which stay."""
+    accepted_characters: int = 0  # characters of accepted suggestions, as shown
+    kept_characters: int = 0  # of these, right characters from the start, which stay
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -68,8 +54,7 @@ class Example:
     user: str
     version: str
     file: str
-    before: str
-    """The cursor's line up to the cursor, and the line above it."""
+    before: str  # the cursor's line up to the cursor, and the line above it
     shown: str
     truth: str
     accepted: bool
@@ -80,8 +65,7 @@ class Example:
 class Tally:
     """The sums of a run at one moment."""
 
-    cells: Mapping[tuple[str, str], Counts]
-    """By (user, policy version); the version is empty where the response names none."""
+    cells: Mapping[tuple[str, str], Counts]  # by (user, policy version); the version is empty where the response names none
     examples: tuple[Example, ...]
     seconds: float
 

@@ -18,26 +18,16 @@ INSIDE_WORD = re.compile(r"\w\w")
 class Taste:
     """The taste of one developer."""
 
-    strictness: float
-    """Least share of the shown characters that must be right."""
-    least: int
-    """Minimum right characters from the start that are worth a Tab."""
-    least_whole: int
-    """The same for an entirely right suggestion: some accept a single closing bracket, some type it."""
-    longest: int
-    """Maximum length in characters, unless the suggestion is entirely right."""
-    dislikes_overrun: bool
-    """Rejects text that continues past the text they were about to write."""
-    dislikes_half_words: bool
-    """Rejects text that stops in the middle of a word."""
-    dislikes_comments: bool
-    """Rejects comments that they were not about to write."""
-    patience: float
-    """Share of requests whose answer they wait for; otherwise they type on."""
-    noise: float
-    """Share of decisions that come out the other way round."""
-    activity: float
-    """Relative frequency of their visits."""
+    strictness: float  # least share of the shown characters that must be right
+    least: int  # minimum right characters from the start that are worth a Tab
+    least_whole: int  # the same for an entirely right suggestion: some accept a single closing bracket, some type it
+    longest: int  # maximum length in characters, unless the suggestion is entirely right
+    dislikes_overrun: bool  # rejects text that continues past the text they were about to write
+    dislikes_half_words: bool  # rejects text that stops in the middle of a word
+    dislikes_comments: bool  # rejects comments that they were not about to write
+    patience: float  # share of requests whose answer they wait for; otherwise they type on
+    noise: float  # share of decisions that come out the other way round
+    activity: float  # relative frequency of their visits
 
 
 @dataclass(frozen=True)
@@ -46,8 +36,7 @@ class Opinion:
 
     accepted: bool
     reason: Reason
-    right: int
-    """Right characters from the start, which the developer keeps after accepting."""
+    right: int  # right characters from the start, which the developer keeps after accepting
 
 
 def draw_taste(rng: random.Random) -> Taste:

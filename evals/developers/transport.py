@@ -22,30 +22,22 @@ Read = Callable[[aiohttp.ClientResponse, Callable[[str], bool]], Awaitable[tuple
 class Answer:
     """The result of a completion request."""
 
-    text: str
-    """The streamed text."""
-    version: str
-    """X-Tabloop-Version of the response; without it the pin, or empty."""
+    text: str  # the streamed text
+    version: str  # X-Tabloop-Version of the response; without it the pin, or empty
     elapsed_ms: float
-    cancelled: bool = False
-    """The developer's typing closed the connection."""
-    error: str = ""
-    """The error of a failed request; empty otherwise."""
-    completion_id: str = ""
-    """The server's id of the completion; empty without an answer."""
+    cancelled: bool = False  # the developer's typing closed the connection
+    error: str = ""  # the error of a failed request; empty otherwise
+    completion_id: str = ""  # the server's id of the completion; empty without an answer
 
 
 @dataclass(frozen=True)
 class Address:
     """The addresses of a server and the credentials for it."""
 
-    api_base: str = "http://127.0.0.1:8081/v1"
-    """Continue's apiBase."""
-    feedback_url: str = "http://127.0.0.1:8082/v1/continue/events"
-    """The destination of Continue's data block."""
+    api_base: str = "http://127.0.0.1:8081/v1"  # Continue's apiBase
+    feedback_url: str = "http://127.0.0.1:8082/v1/continue/events"  # the destination of Continue's data block
     token: str = ""
-    pin: str = ""
-    """Request this policy version; needs a token with the role `versions`. Empty: the server chooses."""
+    pin: str = ""  # request this policy version; needs a token with the role `versions`. Empty: the server chooses.
     model: str = "qwen-coder-tabloop"
     timeout_seconds: float = 60.0
 

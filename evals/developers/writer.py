@@ -37,12 +37,9 @@ class Wait:
 class Reaction:
     """The developer's reaction at a pause."""
 
-    outcome: str
-    """accepted, rejected, unreported, nothing, cancelled or error."""
-    typed: str = ""
-    """Text of the truth that the developer typed while the answer streamed."""
-    inserted: str = ""
-    """The accepted completion."""
+    outcome: str  # accepted, rejected, unreported, nothing, cancelled or error
+    typed: str = ""  # text of the truth that the developer typed while the answer streamed
+    inserted: str = ""  # the accepted completion
 
 
 T = TypeVar("T")
@@ -57,18 +54,13 @@ class _Request:
 
     pause: Pause
     hole: int
-    start: int
-    """Offset of the cursor in the hole."""
-    stop: int
-    """Offset at which the request's suffix begins."""
+    start: int  # offset of the cursor in the hole
+    stop: int  # offset at which the request's suffix begins
     asked: float
-    edited: float | None = None
-    """End of the last edit in its text."""
-    accepted: str = ""
-    """The completion that was accepted there."""
+    edited: float | None = None  # end of the last edit in its text
+    accepted: str = ""  # the completion that was accepted there
     pasted: bool = False
-    first: str | None = None
-    """Its text when it was quiet for the first time."""
+    first: str | None = None  # its text when it was quiet for the first time
 
 
 class Settling:
@@ -146,8 +138,7 @@ class _Wrong:
 
     hole: int
     patch: Patch
-    due: int
-    """Number of lines written in the session at which the developer goes back to it."""
+    due: int  # number of lines written in the session at which the developer goes back to it
 
 
 class Writer:

@@ -36,10 +36,8 @@ class NothingToLearn(RuntimeError):
 class Taught:
     """The samples of a cycle."""
 
-    samples: tuple[Sample, ...]
-    """With reward and advantage."""
-    mean: float
-    """Mean score of the rewarding judge, 0 to 10."""
+    samples: tuple[Sample, ...]  # with reward and advantage
+    mean: float  # mean score of the rewarding judge, 0 to 10
     failed: Mapping[str, int] = field(default_factory=Counter)
     """Number of completions that it could not score, by kind; they are in no sample."""
 
@@ -48,10 +46,8 @@ class Taught:
 class GroupedSamples:
     """Grouped samples, and the number of completions without a score."""
 
-    samples: tuple[Sample, ...]
-    """Samples with reward and advantage, one group after the other."""
-    failed: int
-    """Number of completions that the judge could not score. Their groups have no samples."""
+    samples: tuple[Sample, ...]  # samples with reward and advantage, one group after the other
+    failed: int  # number of completions that the judge could not score. Their groups have no samples.
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,8 @@ class Trained:
     """The model that a recipe's cycles made."""
 
     checkpoint: Path
-    rewards: tuple[float, ...]
-    """Mean score of the rewarding judge in each cycle, 0 to 10."""
-    failed: int
-    """Completions that the rewarding judge could not score."""
+    rewards: tuple[float, ...]  # mean score of the rewarding judge in each cycle, 0 to 10
+    failed: int  # completions that the rewarding judge could not score
 
 
 def run(

@@ -98,14 +98,10 @@ class ModelScore:
     """A model's line in the table."""
 
     model: str
-    score: Difference
-    """Mean score with its interval."""
-    change: Difference | None
-    """From the first model, at positions where both have a score; None for the first."""
-    accepted: float
-    """Share of the scored positions that reach the threshold."""
-    failed: int
-    """Positions that the judge could not score."""
+    score: Difference  # mean score with its interval
+    change: Difference | None  # from the first model, at positions where both have a score; None for the first
+    accepted: float  # share of the scored positions that reach the threshold
+    failed: int  # positions that the judge could not score
 
 
 def scores_of(checkpoint: Path, positions: Sequence[Position], judge: judges.Judge, settings: StudySettings) -> np.ndarray:

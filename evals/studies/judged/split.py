@@ -28,8 +28,7 @@ class Split:
 
     train: tuple[Position, ...]
     test: tuple[Position, ...]
-    left_out: Mapping[str, int]
-    """Number of positions in neither, by reason."""
+    left_out: Mapping[str, int]  # number of positions in neither, by reason
 
 
 def split_of(settings: Judged) -> Split:

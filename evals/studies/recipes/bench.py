@@ -1,10 +1,9 @@
 """Compare what recipes learn from the same simulated developers: `tabloop study recipes`
 
-Each recipe starts from the base model and makes samples of the same pauses. The trained model, at the temperature that people are
-served at, meets the base at its best temperature and as served, at the same positions of three grounds
-(evals/developers/grounds.py). No server takes part. Every part of a run is kept in var/bench/recipes, where the next call finds
-it. The figures are written to var/bench/recipes.json, those so far after each run to var/bench/recipes-so-far.json.
-evals/studies/recipes/table.py has the recipes, infra/docs/contribute/benchmarks.md says how they are compared.
+Each recipe starts from the base model and makes samples of the same pauses. The trained model, at the serving temperature, meets
+the base at its best temperature and as served, at the same positions of three grounds (evals/developers/grounds.py), without a
+server. Every part of a run is kept in var/bench/recipes for the next call. The figures are written to var/bench/recipes.json,
+after each run to var/bench/recipes-so-far.json. infra/docs/contribute/benchmarks.md describes the comparison.
 """
 
 import asyncio
@@ -22,13 +21,13 @@ from evals.developers import Schedule, code_from
 from evals.progress import Progress
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
 from evals.studies.recipes.gains import Gain, difference, figures
-from evals.studies.recipes.table import RECIPES
+from evals.studies.recipes.samples import RECIPES
 from infra.settings import Settings
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is compared, where the command line does not say."""
+    """Default sizes of the comparison."""
 
     recipes: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -59,22 +58,14 @@ def counts(text: str) -> list[int]:
 class Options:
     """Frozen options of the study; empty ones and None are those of AMOUNT."""
 
-    recipes: Sequence[str] = ()
-    """Recipes to compare."""
-    seeds: Sequence[int] = ()
-    """Of developers, positions and sampling."""
-    users: int = 240
-    """Developers."""
-    interactions: Sequence[int] = ()
-    """Pauses after which models are compared."""
-    update: int = 7200
-    """Most pauses of one update."""
-    places: int | None = None
-    """Positions of later code; half on new files."""
-    minutes: float = math.inf
-    """Begin no part after so many minutes and stop; the next call goes on."""
-    quick: bool = False
-    """A small size: wider intervals, written to var/bench/quick."""
+    recipes: Sequence[str] = ()  # recipes to compare
+    seeds: Sequence[int] = ()  # of developers, positions and sampling
+    users: int = 240  # developers
+    interactions: Sequence[int] = ()  # pauses after which models are compared
+    update: int = 7200  # most pauses of one update
+    places: int | None = None  # positions of later code; half on new files
+    minutes: float = math.inf  # begin no part after so many minutes and stop; the next call goes on
+    quick: bool = False  # A small size: wider intervals, written to var/bench/quick
 
 
 def study(settings: Settings, options: Options) -> int:

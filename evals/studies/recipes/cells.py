@@ -1,38 +1,48 @@
-"""The parts of a recipe's run: samples, a trained checkpoint, its outcomes on a ground; each kept where the next call finds it.
+"""The parts of a recipe's run: samples, a trained checkpoint, its outcomes on a ground; each kept for the next call.
 
-A part is named by what it was made from: the weights, the samples and the settings. So the base is measured once for a seed, two
-recipes that teach the same rows are one model, and a run that was stopped goes on.
+A part's name is a digest of its weights, samples and settings. So the base is measured once for a seed, two recipes that teach
+the same rows are one model, and a run that was stopped goes on.
+
+Outcomes are those of completions as served: the decision to show cuts or suppresses them. Its estimate is cross-fitted: the
+positions of one half of the developers decide for the other half.
 """
 
 import hashlib
 import json
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from evals.developers import Schedule
 from evals.developers.grounds import GROUNDS, Ground
 from evals.studies.recipes.gains import Gain, ModelOutcomes, Outcomes
-from evals.studies.recipes.samples import Interactions
-from evals.studies.recipes.served import cross_fitted, outcomes_of, shown_of
-from evals.studies.recipes.table import RECIPES
+from evals.studies.recipes.samples import RECIPES, Interactions
+from evals.studies.showing.frontier import Shown
 from evals.studies.showing.pauses import CompletedPauses, completed
 from infra import settings as configuration
+from infra.model.showing import Estimate, decide
 from infra.settings import Settings
+from infra.settings.serving import Sampling, Showing
 from infra.storage.store import to_parquet
 from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.showing.fit import Unfitted, fit
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.run import command, follow, write_job
 
 READ_SETTINGS = {"model", "train", "reward", "collect", "serving"}
 WEIGHTS = "model.safetensors"
 FITTED: Ground = "later"
-"""Ground that the decision to show is fitted on, half by half of the developers."""
+"""Ground that the decision to show is fitted on."""
+Estimates = tuple[Estimate | None, Estimate | None]
+"""Of each half of the developers, fitted on the positions of the other half; None where these are too few: all is shown then, as
+serving does."""
 
 
 class Paused(Exception):
@@ -43,15 +53,13 @@ class Paused(Exception):
 class Parts:
     """The parts that this call makes."""
 
-    seconds: float
-    """No part is begun after so many seconds; the first one always is."""
+    seconds: float  # no part is begun after so many seconds; the first one always is
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    began: float | None = None
-    """When the first part was begun."""
+    began: float | None = None  # when the first part was begun
 
     def begin(self, what: str) -> None:
-        """Tell a part that is about to be made.
+        """Show the part that begins.
 
         Raises:
             Paused: the time is over.
@@ -69,14 +77,12 @@ class Sizes:
 
     users: int
     interactions: Sequence[int]
-    """Pauses of developers after which models are compared, ascending; an update trains on those since the last one."""
-    update: int
-    """Most pauses of one update."""
-    places: int
-    """CompletedPauses on `later`; half as many are on `new`, an eighth on `seen`."""
+    """Pauses after which models are compared, ascending; an update trains on the pauses since the last one."""
+    update: int  # most pauses of one update
+    places: int  # positions on `later`; half as many on `new`, an eighth on `seen`
 
     def places_of(self, ground: Ground) -> int:
-        """Return the number of places on a ground."""
+        """Return the number of positions on a ground."""
         return max(1, self.places // {"later": 1, "new": 2, "seen": 8}[ground])
 
     @property
@@ -103,26 +109,24 @@ class Bench:
 
     @property
     def base(self) -> Path:
-        """The base's checkpoint."""
+        """The checkpoint of the base."""
         return configuration.path(self.settings.model.base)
 
     def gains(self, recipe: str) -> list[Gain]:
-        """Return what a recipe gains on each ground after each number of interactions.
+        """Return a recipe's gain on each ground after each number of interactions.
 
         Raises:
-            Paused: a part is missing that this call may not make any more.
+            Paused: the time is over.
         """
         best, served = best_temperature(self.settings), self.settings.serving.sampling.temperature
         found, checkpoint = [], self.base
         for number, (first, stop) in enumerate(self.sizes.updates):
             checkpoint = self.trained(recipe, number, (first, stop), checkpoint)
-            if stop not in self.sizes.interactions:
-                continue
-            for ground in GROUNDS:
-                at_best, as_served = (self.outcomes(self.base, ground, temperature) for temperature in (best, served))
-                trained, all_shown = self.outcomes(checkpoint, ground, served), at_best.all_shown
-                weights = all_shown, trained.all_shown
-                found.append(Gain(ground, stop, all_shown, as_served.served, trained.served, weights))
+            for ground in GROUNDS if stop in self.sizes.interactions else ():
+                models = (self.base, best), (self.base, served), (checkpoint, served)
+                at_best, base, trained = (self.outcomes(model, ground, temperature) for model, temperature in models)
+                weights = at_best.all_shown, trained.all_shown
+                found.append(Gain(ground, stop, at_best.all_shown, base.served, trained.served, weights))
         return found
 
     def trained(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
@@ -154,7 +158,7 @@ class Bench:
         return file
 
     def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> ModelOutcomes:
-        """Return what developers do with a checkpoint's completions at the places of a ground."""
+        """Return the developers' outcomes with a checkpoint's completions at the positions of a ground."""
         showing, sampling = self.settings.serving.showing, self.settings.serving.sampling
         key = f"{self._places_key(checkpoint, ground, temperature)} {showing.model_dump_json()}"
         file = self.folder / "outcomes" / f"{digest(key)}.json"
@@ -172,12 +176,12 @@ class Bench:
         return digest(weights_of(checkpoint), of, self.settings.model.model_dump_json())
 
     def _places(self, checkpoint: Path, ground: Ground, temperature: float) -> CompletedPauses:
-        """Return the places of a ground with the completions of a checkpoint."""
+        """Return the positions of a ground with the completions of a checkpoint."""
         count, model = self.sizes.places_of(ground), self.settings.model
         pauses = [self.schedule.first_pause(number, ground) for number in range(count)]
         file = self.folder / "completions" / f"{self._places_key(checkpoint, ground, temperature)}.json"
         if not file.exists():
-            self.parts.begin(f"seed {self.seed}: {count} places of {ground} at {temperature}")
+            self.parts.begin(f"seed {self.seed}: {count} positions of {ground} at {temperature}")
             contexts = [(pause.prefix, pause.suffix) for pause in pauses]
             most = self.settings.serving.sampling.max_tokens
             made = Generator(checkpoint, model).sample(contexts, most, temperature, self.seed)
@@ -198,7 +202,7 @@ def weights_of(checkpoint: Path) -> bytes:
 
 
 def digest(*parts: bytes | str) -> str:
-    """Return a name for what is made from these parts."""
+    """Return a name for the result of these parts."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
@@ -206,8 +210,42 @@ def digest(*parts: bytes | str) -> str:
 
 
 def write_whole(file: Path, body: bytes) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_bytes(body)
     part.rename(file)
+
+
+def half_of(user: str) -> int:
+    """Return the half, 0 or 1, that a developer belongs to."""
+    return zlib.crc32(user.encode()) % 2
+
+
+def cross_fitted(places: CompletedPauses) -> Estimates:
+    """Return the estimate for each half of the developers."""
+    found: list[Estimate | None] = []
+    for half in (0, 1):
+        others = [c for p, c in zip(places.pauses, places.completions, strict=True) if half_of(p.developer.name) != half]
+        fitted = fit([c for c in others if not np.isnan(c.kept).all()])
+        found.append(None if isinstance(fitted, Unfitted) else fitted.estimate)
+    return found[0], found[1]
+
+
+def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sampling: Sampling) -> Shown:
+    """Return the number of tokens shown of each completion at the default level."""
+    shown, price = [], showing.price(showing.level)
+    for pause, completion, text in zip(places.pauses, places.completions, places.texts, strict=True):
+        estimate, ends = estimates[half_of(pause.developer.name)], completion.ends
+        if estimate is None or price is None:
+            shown.append(len(ends))
+            continue
+        chances = estimate.at(completion.place).chances(completion.logprobs, ends)
+        shown.append(decide(chances, ends, text, price, sampling.max_tokens).shown)
+    return shown
+
+
+def outcomes_of(places: CompletedPauses, choices: Sequence[Shown]) -> list[Outcomes]:
+    """Return the developers' outcomes for each choice of the number of tokens shown of each completion."""
+    tokens = places.outcomes()
+    return [Outcomes(tokens.users, *tokens.chosen(shown).T[:2].tolist()) for shown in choices]

@@ -1,9 +1,10 @@
-"""The samples that a recipe makes of what developers do, as a cycle would make them."""
+"""The recipes that are compared, and the samples that each makes of the developers' pauses, as a cycle makes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -32,11 +33,10 @@ RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, nothing=0.0, baseline="none", 
 
 @dataclass(frozen=True)
 class Interactions:
-    """What the developers of one update do, and the policy that they meet."""
+    """The pauses of one update, and the policy that the developers meet."""
 
     schedule: Schedule
-    first: int
-    """Number of their first pause."""
+    first: int  # number of their first pause
     count: int
     checkpoint: Path
     settings: Settings
@@ -50,10 +50,9 @@ class Interactions:
 
     @cached_property
     def labels(self) -> Mapping[int, Label]:
-        """The settled texts that later requests show, by the pause's place among `pauses`."""
-        settings = self.settings
-        most = settings.serving.sampling.max_tokens
-        return mined(self.schedule, self.first, self.count, settings.collect.hindsight, most)
+        """The settled texts that later requests show, by the pause's index in `pauses`."""
+        most = self.settings.serving.sampling.max_tokens
+        return mined(self.schedule, self.first, self.count, self.settings.collect.hindsight, most)
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -69,7 +68,7 @@ class Interactions:
 
 
 def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
-    """Return what was written at each pause, or at every third, and around it, as a cycle makes it; nobody is shown anything."""
+    """Return the settled text of every `every`-th pause, and its context lines; nothing is shown."""
     tokens = written_tokens(given)
     numbers = range(0, given.count, every)
     samples = [empty_sample(given, number).model_copy(update={"settled_token_ids": tokens[number]}) for number in numbers]
@@ -77,7 +76,7 @@ def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
 
 
 def standing_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample]:
-    """Return the standing lines of some pauses, as a cycle makes them."""
+    """Return the context lines of some pauses."""
     settings, renderer = given.settings, given.renderer
     written = SettledTokens(renderer, settings.serving.sampling.max_tokens)
     seen: set[bytes] = set()
@@ -95,11 +94,7 @@ def standing_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample
 
 
 def control_samples(given: Interactions) -> list[Sample]:
-    """Return as many rows, with as many tokens, of what nobody in the team wrote.
-
-    The same recipe on the base's own training sources that it was not tuned to. Rows are chosen by their number of settled
-    tokens, so that neither recipe has more of them.
-    """
+    """Return as many rows, with as many tokens, of other code: the base's training sources that it was not tuned to."""
     wanted = settled_samples(given)
     schedule = Schedule(tuning.USERS, given.seed, tuning.sources(0).kept_back)
     pool: list[Sample] = []
@@ -125,10 +120,10 @@ def matched(pool: Sequence[Sample], lengths: Sequence[int]) -> list[Sample]:
 
 
 def shown_samples(given: Interactions, temperature: float, settled: bool) -> list[Sample]:
-    """Return what developers were shown, with rewards, and with `settled` what was written as well.
+    """Return the shown completions with rewards, and with `settled` the settled texts as well.
 
-    A silent editor, and one that replaced the completion at once, reports nothing, and who types other text never sees it. Of
-    these only the settled text counts. A late accept is an accept: the join waits for it.
+    A silent or superseded completion, or one that the developer typed over, has no reward; only its settled text counts. A late
+    accept is an accept: the join waits for it.
     """
     completions = given.complete(temperature)
     samples = [shown_sample(given, number, completion, temperature) for number, completion in enumerate(completions)]
@@ -149,39 +144,38 @@ def shown_samples(given: Interactions, temperature: float, settled: bool) -> lis
 
 
 def _without_unrewarded(sample: Sample) -> Sample:
-    """Leave out the sampled tokens of what nobody judged and of which it is not known what was kept."""
+    """Drop the sampled tokens of a completion without an answer whose kept characters are unknown."""
     if sample.outcome == "unjudged" and sample.kept_characters is None:
         return sample.model_copy(update={"token_ids": (), "logprobs": ()})
     return sample
 
 
 def kept(given: Interactions, number: int, sample: Sample, generated: str) -> int | None:
-    """Return how many characters of what was shown, or generated where nobody judged it, stand in the settled text."""
+    """Return the number of shown characters (without an answer: of generated ones) in the settled text; None: unknown."""
     label = given.labels.get(number)
     if label is None:
         return None
-    return kept_characters(
-        generated if sample.outcome == "unjudged" else given.pauses[number].answer(generated)[0].shown, label.text
-    )
+    shown = generated if sample.outcome == "unjudged" else given.pauses[number].answer(generated)[0].shown
+    return kept_characters(shown, label.text)
 
 
 def rlinf_samples(given: Interactions) -> list[Sample]:
     """Return samples as RLinf's online example makes them: the shown text, tokenised again and scored by the current weights."""
     completions = given.complete(RLINF_TEMPERATURE)
-    told = [n for n, c in enumerate(completions) if shown_sample(given, n, c, 1.0).outcome in ("accepted", "rejected")]
+    answered = [n for n, c in enumerate(completions) if shown_sample(given, n, c, 1.0).outcome in ("accepted", "rejected")]
     tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
-    shown = {n: given.pauses[n].answer(completions[n].text)[0].shown for n in told}
+    shown = {n: given.pauses[n].answer(completions[n].text)[0].shown for n in answered}
     tokens = {n: tokenizer.encode(text, add_special_tokens=False).ids for n, text in shown.items()}
-    scores = Generator(given.checkpoint, given.settings.model).score([(completions[n].prompt, tokens[n]) for n in told])
+    scores = Generator(given.checkpoint, given.settings.model).score([(completions[n].prompt, tokens[n]) for n in answered])
     rescored = [
         (n, replace(completions[n], tokens=tuple(tokens[n]), logprobs=tuple(logprobs)))
-        for n, logprobs in zip(told, scores, strict=True)
+        for n, logprobs in zip(answered, scores, strict=True)
     ]
     return reward_of_samples([shown_sample(given, n, completion, 1.0) for n, completion in rescored], RLINF_REWARD)
 
 
 def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
-    """Return the rows of groups as a cycle draws them, at the places of what was shown.
+    """Return the rows of groups as a cycle draws them, at the positions of shown completions.
 
     Raises:
         ValueError: there are no groups.
@@ -190,9 +184,9 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
     tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
     places = []
     for number, label in given.labels.items():
-        pause, told = given.pauses[number], completions.get(str(number))
-        generated = tokenizer.decode(told.token_ids) if told else ""
-        accepted = {"accepted": True, "rejected": False}.get(told.outcome) if told else None
+        pause, sample = given.pauses[number], completions.get(str(number))
+        generated = tokenizer.decode(sample.token_ids) if sample else ""
+        accepted = {"accepted": True, "rejected": False}.get(sample.outcome) if sample else None
         place = SettledPlace(
             id=str(number),
             project=PROJECT,
@@ -230,7 +224,7 @@ def judge_groups(given: Interactions) -> list[Sample]:
 
 
 def written_tokens(given: Interactions) -> Sequence[tuple[int, ...]]:
-    """Return the tokens of each pause's settled text; none where hindsight does not know it."""
+    """Return the tokens of each pause's settled text; empty where hindsight does not know it."""
     settings = given.settings
     tokens = SettledTokens(given.renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
     labels = (given.labels.get(number) for number in range(given.count))
@@ -238,7 +232,7 @@ def written_tokens(given: Interactions) -> Sequence[tuple[int, ...]]:
 
 
 def empty_sample(given: Interactions, number: int, prompt: Sequence[int] | None = None, temperature: float = 1.0) -> Sample:
-    """Return a pause as a sample of which nothing is known but its prompt, by default that of its request."""
+    """Return a pause as a sample with nothing but a prompt; None: the prompt of its request."""
     pause = given.pauses[number]
     return Sample(
         completion_id=str(number),
@@ -255,22 +249,75 @@ def empty_sample(given: Interactions, number: int, prompt: Sequence[int] | None 
 
 
 def shown_sample(given: Interactions, number: int, completion: SampledCompletion, temperature: float) -> Sample:
-    """Return a completion with what its developer told of it."""
+    """Return a completion with its developer's answer."""
     pause = given.pauses[number]
     outcome, choice = pause.answer(completion.text)
     draws = pause.draws
     typed = pause.position.truth[: draws.typed] if draws.types_on else ""
     if pause.developer.silent or draws.superseded or not completion.text.startswith(typed):
-        told = "unjudged"
+        answer = "unjudged"
     else:
-        told = "nothing" if choice is None else "accepted" if choice.accepted else "rejected"
-    shown = len(completion.text if told == "unjudged" else outcome.shown)
+        answer = "nothing" if choice is None else "accepted" if choice.accepted else "rejected"
+    shown = len(completion.text if answer == "unjudged" else outcome.shown)
     return empty_sample(given, number, completion.prompt, temperature).model_copy(
         update={
             "token_ids": completion.tokens,
             "logprobs": tuple(min(value, 0.0) for value in completion.logprobs),
-            "outcome": told,
+            "outcome": answer,
             "shown_characters": shown,
-            "accepted_characters": shown * (told == "accepted"),
+            "accepted_characters": shown * (answer == "accepted"),
         }
     )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a recipe makes samples of interactions, and the settings of its update."""
+
+    meaning: str
+    samples: Callable[[Interactions], list[Sample]]
+    training: Mapping[str, Any]
+
+
+SURROGATE: dict[str, Any] = {"surrogate_weight": 1.0, "learning_rate": 4e-4, "final_rate": 1.0}
+SERVED_SURROGATE = SURROGATE | {"learning_rate": 1e-4}
+"""At a low temperature the same rate moves the policy further."""
+PLAIN_PPO = SURROGATE | {"clip_low": 0.2, "clip_high": 0.2, "frozen_layers": 0}
+SETTLED: dict[str, Any] = {"surrogate_weight": 0.0}
+BOTH: dict[str, Any] = {"surrogate_weight": 0.1}
+
+
+def as_served(given: Interactions, settled: bool = False) -> list[Sample]:
+    """Return the samples of completions at the serving temperature."""
+    return shown_samples(given, given.settings.serving.sampling.temperature, settled)
+
+
+def explored(given: Interactions) -> list[Sample]:
+    """Return the samples of completions at the exploring temperature."""
+    return shown_samples(given, given.settings.serving.sampling.exploring_temperature, False)
+
+
+def with_groups(given: Interactions) -> list[Sample]:
+    """Return the samples of `both`, and of groups that the policy draws at the settled positions."""
+    shown = as_served(given, True)
+    return [*shown, *drawn_samples(given, shown)]
+
+
+def silent_samples(given: Interactions) -> list[Sample]:
+    """Return the samples of a team whose editors send requests only."""
+    schedule = given.schedule.with_quirks(replace(given.schedule.quirks, silent_editors=1.0))
+    return settled_samples(replace(given, schedule=schedule))
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "settled": Recipe("the settled text alone, as shipped", settled_samples, SETTLED),
+    "control": Recipe("as many rows and tokens without developers", control_samples, SETTLED),
+    "both": Recipe("settled text and accepts, sampled as served", lambda given: as_served(given, True), BOTH),
+    "both_groups": Recipe("the same, and groups that nobody saw, scored by the settled text", with_groups, BOTH),
+    "settled_third": Recipe("the settled text of every third pause", lambda given: settled_samples(given, 3), SETTLED),
+    "silent": Recipe("the settled text alone, of a team whose editors report nothing", silent_samples, SETTLED),
+    "accepts": Recipe("accepts and rejections alone, sampled as served", as_served, SERVED_SURROGATE),
+    "ppo": Recipe("the same, explored at a high temperature", explored, SURROGATE),
+    "rlinf": Recipe("RLinf's online example", rlinf_samples, PLAIN_PPO),
+    "group": Recipe("GRPO with a judge instead of developers", judge_groups, SURROGATE),
+}

@@ -19,13 +19,13 @@ QUIET_SECONDS, MOST_SECONDS = 10.0, 300.0
 BETWEEN_SECONDS = 30.0
 """From a session's last request to the next session of its developer, or in its file."""
 BEHIND = 400
-"""Requests after an update's own ones that are read too: they show what the last ones became."""
+"""Requests read after an update's own: they show the settled text of the last ones."""
 PROJECT = "bench"
 
 
 @dataclass(frozen=True)
 class Label:
-    """A settled text, as a cycle has it."""
+    """A settled text."""
 
     text: str
     whole: bool
@@ -43,7 +43,7 @@ def timed(pauses: Sequence[Pause]) -> Iterator[tuple[float, Pause]]:
 
 
 def mined(schedule: Schedule, first: int, count: int, settings: Hindsight, max_tokens: int) -> Mapping[int, Label]:
-    """Return the settled texts of the pauses from number `first` on, by their place among these `count`.
+    """Return the settled texts of `count` pauses from number `first` on, by their index.
 
     Args:
         settings: collect.hindsight; its seconds are replaced by those of people.
@@ -56,7 +56,7 @@ def mined(schedule: Schedule, first: int, count: int, settings: Hindsight, max_t
             "time": time,
             "project": PROJECT,
             "user": pause.developer.name,
-            "file": "",  # neither Continue nor Zed tells the file of a request
+            "file": "",  # neither Continue nor Zed sends the file of a request
             "prefix": pause.prefix,
             "suffix": pause.suffix,
             "max_tokens": max_tokens,

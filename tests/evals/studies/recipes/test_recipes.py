@@ -11,11 +11,10 @@ import pytest
 
 from evals.developers import Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
-from evals.studies.recipes import cells, samples, served
+from evals.studies.recipes import cells, samples
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
 from evals.studies.recipes.gains import Gain, Outcomes, difference, figures
-from evals.studies.recipes.samples import Interactions, matched
-from evals.studies.recipes.table import RECIPES, Recipe
+from evals.studies.recipes.samples import RECIPES, Interactions, Recipe, matched
 from evals.studies.showing.pauses import CompletedPauses
 from infra import settings as configuration
 from infra.model.showing import Place
@@ -231,10 +230,10 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
         fitted_on.append({completion.place.prefix for completion in completions})
         return Unfitted(reason="too few")
 
-    monkeypatch.setattr(served, "fit", fit)
-    estimates = served.cross_fitted(places)
-    assert all(user not in fitted_on[served.half_of(user)] for user in users) and set.union(*fitted_on) == {*users}
-    assert served.shown_of(estimates, places, settings.serving.showing, settings.serving.sampling) == [2] * 40
+    monkeypatch.setattr(cells, "fit", fit)
+    estimates = cells.cross_fitted(places)
+    assert all(user not in fitted_on[cells.half_of(user)] for user in users) and set.union(*fitted_on) == {*users}
+    assert cells.shown_of(estimates, places, settings.serving.showing, settings.serving.sampling) == [2] * 40
 
 
 @pytest.mark.stack
