@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,17 +21,18 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
         decisions: JSON-lines file for every decision with the real and the settled text.
     """
     failures: list[str] = []
-    with ExitStack() as files:
-        write = _writer(files, decisions)
+    for file in filter(None, (report, decisions)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    with decisions.open("w") if decisions else nullcontext() as out:
 
         def on_decision(decision: Decision) -> None:
             if decision.outcome == "error" and len(failures) < 3:
                 failures.append(decision.reason)
-            write(decision)
+            if out:
+                print(json.dumps(asdict(decision)), file=out)
 
         tally = asyncio.run(_run(settings, code, on_decision))
     if report:
-        report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(json.dumps(tally.as_json(), indent=1) + "\n")
     print(summary(tally))
     for failure in failures:
@@ -47,14 +48,6 @@ async def _run(settings: RunSettings, directories: Sequence[Path], on_decision: 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     progress = (lambda tally: print(summary(tally), file=sys.stderr)) if sys.stderr.isatty() else None
     return await run(settings, code_from(directories), stop=stop, progress=progress, on_decision=on_decision)
-
-
-def _writer(files: ExitStack, path: Path | None) -> Callable[[Decision], None]:
-    if path is None:
-        return lambda decision: None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    out = files.enter_context(path.open("w"))
-    return lambda decision: print(json.dumps(asdict(decision)), file=out)
 
 
 def summary(tally: Tally) -> str:

@@ -31,9 +31,9 @@ class Quirks:
     """Of developers: the editor reports to /v1/feedback, with the reason why nothing was taken and the time that it was seen."""
     dismissals: float = 0.25  # of what is not taken: the developer dismisses it (Escape) instead of typing other text
     pauses: float = 0.7  # of lines: the developer pauses in it, and the editor requests a completion
-    several_lines: float = 0.12  # of places: the developer is about to write the rest of the line and one to three further lines
+    several_lines: float = 0.12  # of pauses: the developer is about to write the rest of the line and one to three further lines
     goes_on: float = 0.5  # after a suggestion not taken: the developer types a word and pauses again
-    most_stops: int = 4  # pauses at one place at most
+    most_stops: int = 4  # most pauses at one position
     session_lines: int = 12  # mean number of lines that a developer writes in a session, before another file or developer
     stays: float = 0.5  # of sessions: the developer of the file's previous session writes on; else another one
     jumps: float = 0.1  # of sessions with two holes or more: the developer leaves a hole, writes the next one and comes back
@@ -47,8 +47,8 @@ class Quirks:
     """Of accepted suggestions with a wrong rest: it stays and is written again some lines later; else it goes at once."""
     rewrite_after: int = 6  # lines after which something is written again at most; the least is 1
     breaks: float = 0.03  # of lines: the developer does something else for 12 to 120 s first
-    quiet_seconds: float = 10.0  # A place is quiet after so long without an edit, counted from its first edit on
-    settle_seconds: float = 300.0  # A place settles so long after its request, or when the developer leaves the file before
+    quiet_seconds: float = 10.0  # without an edit, from the first edit on, after which a text is quiet
+    settle_seconds: float = 300.0  # from a request until its text settles, or until the developer leaves the file
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class LineDraws:
 
     thinks: float  # seconds before the developer begins it
     pauses: bool
-    column: float  # in [0, 1): where they pause, among the places of the line
+    column: float  # in [0, 1): where they pause, among the positions of the line
     further_lines: int  # lines after this one that they have in mind too
     pasted: int  # lines inserted at once, with this one; 0: typed
     false_start: float  # in [0, 1): which line they begin to write by mistake; negative: none

@@ -10,12 +10,11 @@ from itertools import count
 
 import aiohttp
 
-from evals.developers.draft import Draft
 from evals.developers.draws import Quirks
 from evals.developers.live_session import Decision, LiveSession, RunContext
 from evals.developers.pacer import Pacer
 from evals.developers.schedule import Schedule
-from evals.developers.sessions import Session
+from evals.developers.sessions import Draft, Session
 from evals.developers.tally import Ledger, Tally
 from evals.developers.transport import Address, EditorClient, connect
 from tasks.evaluation.positions import Code

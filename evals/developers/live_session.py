@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evals.developers import editor, protocol
-from evals.developers.draft import Draft
 from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
 from evals.developers.pacer import Pacer
 from evals.developers.pause import Pause, SettledTruth, Way, choice_of
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
-from evals.developers.sessions import Session
+from evals.developers.sessions import Draft, Session
 from evals.developers.tally import Example, Ledger
 from evals.developers.transport import Answer, EditorClient
 from evals.developers.writer import DEBOUNCE_SECONDS, Reaction, Wait

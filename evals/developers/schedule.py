@@ -1,4 +1,4 @@
-"""The schedule of a run: which developer writes what in which session, and the places of a comparison."""
+"""The schedule of a run: which developer writes what in which session, and the positions of a comparison."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -7,21 +7,20 @@ from functools import cached_property
 from itertools import count
 
 from evals.developers import draws, editor
-from evals.developers.draft import Draft
 from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground, Grounds
 from evals.developers.pause import Developer, Pause, SettledTruth
-from evals.developers.sessions import Session, Team, sessions_of_pass
+from evals.developers.sessions import Draft, Session, Team, sessions_of_pass
 from evals.developers.writer import OnSettled, Reaction, Steps, Wait, Writer
 from tasks.evaluation.positions import Code
 
 
 class Schedule:
-    """The seeded developers, their sessions and the places of comparisons; the same for the same seed whatever a server sends.
+    """The seeded developers, their sessions and the positions of comparisons; the same for the same seed whatever a server sends.
 
     Args:
         users: Number of developers.
-        seed: Of tastes, editors, sessions, places and chance events.
+        seed: Of tastes, editors, sessions, positions and chance events.
         code: The sources. Which of their text is written live and which makes up the grounds depends on them alone.
         quirks: The rates of all chance events.
     """
@@ -56,7 +55,7 @@ class Schedule:
         return replace(self._pass[index], number=number)
 
     def writer(self, session: Session, draft: Draft, on_settled: OnSettled) -> Writer:
-        """Return the writer of a session; `on_settled` gets each of its places once it has settled."""
+        """Return the writer of a session; `on_settled` receives each pause once its text has settled."""
         return Writer(session, draft, self.quirks, ("live", self._seed), on_settled)
 
     def live_pauses(self, session: int) -> tuple[Pause, ...]:
@@ -71,10 +70,10 @@ class Schedule:
             yield from self.live_pauses(number)
 
     def first_pause(self, number: int, ground: Ground | None = None) -> Pause:
-        """Return a pause: of the live sessions (`pauses`) without a ground, else at the place of that number on the ground.
+        """Return a pause: of the live sessions (`pauses`) without a ground, else at the position of that number on the ground.
 
         Raises:
-            ValueError: the code holds no place of the ground, or no file that developers type in.
+            ValueError: the code holds no position of the ground, or no file that developers type in.
         """
         if ground is not None:
             return self._ground_pause(number, ground)
@@ -87,11 +86,11 @@ class Schedule:
         key = (ground, self._seed, number)
         rng = draws.random_stream(*key)
         developer = self._team.draw(rng)
-        place = self._grounds.draw(ground, rng, self.quirks.several_lines)
-        prefix, suffix = editor.prompt_context(place.position.prefix, place.position.suffix)
+        gap = self._grounds.draw(ground, rng, self.quirks.several_lines)
+        prefix, suffix = editor.prompt_context(gap.position.prefix, gap.position.suffix)
         chances = draws.draws_at(draws.random_stream(*key, 0), developer.taste, self.quirks)
-        settled = SettledTruth(place.rest, True, "typed", 0.0, place.rest)
-        return Pause(developer, place.position, prefix, suffix, place.rest, chances, number, settled=settled)
+        settled = SettledTruth(gap.rest, True, "typed", 0.0, gap.rest)
+        return Pause(developer, gap.position, prefix, suffix, gap.rest, chances, number, settled=settled)
 
     def _untouched(self, session: Session) -> tuple[Pause, ...]:
         settled: dict[int, SettledTruth] = {}

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evals.developers import draws, editor
-from evals.developers.draft import Draft, Patch
 from evals.developers.draws import REJECTED_AFTER_SECONDS, LineDraws, Quirks, draws_at, line_draws, random_stream
 from evals.developers.pause import Kind, Pause, SettledTruth, Way
-from evals.developers.sessions import Segment, Session
+from evals.developers.sessions import Draft, Patch, Segment, Session
 from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position, column_at
 

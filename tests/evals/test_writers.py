@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evals.developers import Developer, Quirks, Schedule
-from evals.developers.draft import Draft, Patch
 from evals.developers.draws import taste_of
 from evals.developers.editor import prompt_context
 from evals.developers.grounds import later_holes
 from evals.developers.pause import Pause
-from evals.developers.sessions import Segment, Session
+from evals.developers.sessions import Draft, Patch, Segment, Session
 from evals.developers.writer import Reaction, Wait, Writer
 from tasks.evaluation.holes import holes_of
 from tasks.evaluation.positions import Code, Source

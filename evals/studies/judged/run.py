@@ -119,16 +119,10 @@ def rows_of(scores: Mapping[str, np.ndarray], positions: Sequence[Position], thr
     changes = [Column(v - values[0], np.ones_like(v), np.isfinite(v) & np.isfinite(values[0])) for v in values[1:]]
     found = differences([*means, *changes], [position.file for position in positions], Levels(TAIL, TAIL))
     compared = [None, *found[len(means) :]]
-    return [
-        ModelScore(name, found[k], compared[k], accepted(values[k], threshold), int(np.isnan(values[k]).sum()))
-        for k, name in enumerate(names)
-    ]
-
-
-def accepted(scores: np.ndarray, threshold: float) -> float:
-    """Return the share of the known scores that reach a threshold; NaN without one."""
-    known = scores[np.isfinite(scores)]
-    return float(np.mean(known >= threshold)) if len(known) else float("nan")
+    known = [v[np.isfinite(v)] for v in values]
+    shares = [float(np.mean(v >= threshold)) if len(v) else float("nan") for v in known]
+    failed = [int(np.isnan(v).sum()) for v in values]
+    return [ModelScore(*row) for row in zip(names, found, compared, shares, failed, strict=False)]
 
 
 def shown(rows: Sequence[ModelScore], calibration: Calibration, threshold: float, places: int) -> Table:

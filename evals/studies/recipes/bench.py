@@ -65,7 +65,7 @@ class Options:
     update: int = 7200  # most pauses of one update
     places: int | None = None  # positions of later code; half on new files
     minutes: float = math.inf  # begin no part after so many minutes and stop; the next call goes on
-    quick: bool = False  # A small size: wider intervals, written to var/bench/quick
+    quick: bool = False  # a small size: wider intervals, written to var/bench/quick
 
 
 def study(settings: Settings, options: Options) -> int:
