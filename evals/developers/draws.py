@@ -20,7 +20,7 @@ WORD = re.compile(r"\s*(?:\w+|[^\w\s]+)")
 
 @dataclass(frozen=True)
 class Quirks:
-    """Rates of what editors do besides one event for each suggestion, and of people's habits."""
+    """Rates of editors' events besides one for each suggestion, and of people's habits."""
 
     late_accepts: float = 0.04  # of accepts: the editor sends accepted false after 10 s, then accepted true with the same id
     superseded: float = 0.03  # of impressions: another completion within 500 ms, and no event
