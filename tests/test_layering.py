@@ -29,7 +29,7 @@ ORDER = {
     "tasks/trainer": ("model", "options", "job", "memory", "update"),
     "tasks/experiments": ("counting", "verdict", "planning", "stages", "moves", "controller", "reports"),
     "tasks/evaluation": (
-        *("holes", "positions", "heldout", "metrics", "judge", "models", "scores", "checkpoint", "scoring", "sandbox", "gate"),
+        *("positions", "heldout", "metrics", "judge", "models", "scores", "scoring", "sandbox", "gate"),
         *("judge_failures", "team_set", "training_overlap", "cycle_sets", "evaluate"),
     ),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),

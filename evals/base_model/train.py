@@ -16,10 +16,12 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from evals.base_model import corpus, sources
+from evals.base_model.files import training_files
+from evals.base_model.muon import MuonWithAdamW
 from evals.base_model.pretrain import BatchSize, Schedule, train, weights_of
 from evals.progress import Part, Progress
 from infra.model.fim import END, MIDDLE, PAD, SPECIAL_TOKENS, Renderer
-from tasks.evaluation.heldout import read_source, training_files
+from tasks.evaluation.heldout import read_source
 from tasks.trainer.model import matmul
 from tasks.trainer.model.process_group import Parallel, start, stop
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
@@ -167,9 +169,9 @@ def make_base(options: Options, start_time: float, lead: bool, progress: Progres
     dist.barrier()
     rows = np.load(options.work / ROWS, mmap_mode="r")
     bf16 = matmul.faster_in_bf16(matmul.processor())
-    optimization = Optimization(options.learning_rate, optimizer="muon", weight_decay=0.1, bf16=bf16)
+    optimization = Optimization(options.learning_rate, weight_decay=0.1, bf16=bf16)
     model = TrainedModel(architecture(), Parallel(), optimization)
-    model.make_optimizer()
+    model.make_optimizer(MuonWithAdamW)
     if options.parent:
         model.load(options.parent)
     parameters = sum(p.numel() for p in model.megatron.parameters()) / 1e6

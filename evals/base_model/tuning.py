@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from evals.base_model.corpus import truncate
+from evals.base_model.files import standard_library, training_files
 from evals.developers import Pause, Schedule
 from evals.progress import Progress
 from infra.model.fim import END, Renderer
@@ -28,7 +29,7 @@ from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.training import Recipe
 from infra.storage.store import to_parquet
-from tasks.evaluation.heldout import site_packages, standard_library, training_files
+from tasks.evaluation.heldout import site_packages
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Code, Source, read_sources
 from tasks.trainer.job import CHECKPOINT_NAME

@@ -18,8 +18,8 @@ from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from infra import settings as configuration
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Sampling
-from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.gate.verdict import gate_candidate
+from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.metrics.intervals import estimates
 from tasks.evaluation.models.base import Models, Progress, Prompt
 from tasks.evaluation.models.completions import set_of
@@ -156,7 +156,7 @@ def by_transformers(checkpoints: Sequence[Path], places: int) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     """Complete places with checkpoints by transformers, each line up to its end, and score them."""
-    from tasks.evaluation.checkpoint import evaluate
+    from evals.compare.checkpoint import evaluate
     from tasks.evaluation.judge import ReferenceJudge
 
     settings = configuration.load()

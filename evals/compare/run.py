@@ -12,13 +12,13 @@ from rich.console import Console
 
 from evals.compare import mlflow_run, report
 from evals.compare.comparison import compare
+from evals.compare.in_process import InProcess
 from evals.compare.inputs import find_models, in_registry, named_sets
 from evals.progress import Progress
 from infra.settings import Settings
 from infra.storage.store import ObjectStore
 from tasks.evaluation.heldout.sets import Places, position_of
 from tasks.evaluation.models.completions import set_of
-from tasks.evaluation.models.in_process import InProcess
 from tasks.evaluation.positions import Position
 from tasks.evaluation.sandbox.scored import with_tests
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models

@@ -21,9 +21,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 
+from evals.developers.holes import Hole, holes_of
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
-from tasks.evaluation.holes import Hole
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column
 
 Ground = Literal["later", "new", "seen"]
@@ -59,14 +59,14 @@ def live_holes(source: Source) -> tuple[Hole, ...]:
     if role == "closed":
         return ()
     kinds = _kinds(source)
-    return tuple(hole for hole, kind in zip(source.holes, kinds, strict=True) if kind == "live")
+    return tuple(hole for hole, kind in zip(holes_of(source.text), kinds, strict=True) if kind == "live")
 
 
 def later_holes(source: Source) -> tuple[Hole, ...]:
     """Return the holes that are kept for later; in windows of live requests, nothing stands there."""
     if role_of(source) != "open":
         return ()
-    return tuple(hole for hole, kind in zip(source.holes, _kinds(source), strict=True) if kind == "later")
+    return tuple(hole for hole, kind in zip(holes_of(source.text), _kinds(source), strict=True) if kind == "later")
 
 
 class Grounds:
@@ -113,9 +113,9 @@ class Grounds:
                 holes["later"] += ((source, hole) for hole in later)
                 kept.update(line for hole in later for line in _long_lines(source.text[hole.start : hole.stop]))
             else:
-                asked = source.holes if role == "closed" else live_holes(source)
+                asked = holes_of(source.text) if role == "closed" else live_holes(source)
                 holes["new" if role == "closed" else "seen"] += ((source, hole) for hole in asked)
-            standing = (hole for hole in source.holes if hole not in later)
+            standing = (hole for hole in holes_of(source.text) if hole not in later)
             visible[role].update(line for hole in standing for line in _long_lines(source.text[hole.start : hole.stop]))
         foreign = {
             "later": visible["open"] | visible["whole"] | visible["closed"],
@@ -155,7 +155,7 @@ def _eligible(
 def _kinds(source: Source) -> list[str]:
     """Return for each hole of a typed file whether it is written live, kept for later or stands from the beginning."""
     kinds = []
-    for hole in source.holes:
+    for hole in holes_of(source.text):
         standing = STANDING_FUNCTIONS if hole.function else STANDING_BLOCKS
         later = LATER if role_of(source) == "open" else 0.0
         share = _share("hole", source.name, source.text[hole.start : hole.stop])

@@ -15,8 +15,8 @@ from itertools import accumulate
 
 from evals.developers.draws import Quirks, random_stream
 from evals.developers.grounds import later_holes, live_holes
+from evals.developers.holes import Hole
 from evals.developers.pause import Developer
-from tasks.evaluation.holes import Hole
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Source
 
 

@@ -68,8 +68,8 @@ def evaluate(
     examples: Annotated[int, typer.Option(help="number of positions to print")] = 0,
 ) -> None:
     """Score one checkpoint at held-out positions."""
+    from evals.compare.checkpoint import report
     from infra import settings
-    from tasks.evaluation.checkpoint import report
 
     if not checkpoint.is_dir():
         raise errors.Failed(f"{checkpoint}: expected a directory in Hugging Face layout", errors.WRONG_USE)
@@ -81,10 +81,10 @@ def sets() -> int:
     """Show the held-out sets of the settings, as a cycle would build them."""
     import sys
 
+    from evals.compare.sets import show
     from infra import settings
-    from tasks.evaluation.heldout import table
 
-    failed = table.show(settings.load().evaluate)
+    failed = show(settings.load().evaluate)
     for error in failed:
         print(error, file=sys.stderr)
     return errors.NO if failed else errors.DONE

@@ -31,15 +31,6 @@ class Judge(Section):
     calibration_places: int = Field(60, ge=20)
     """Places at which each evaluation asks the judge to tell the true text from a corrupted one."""
 
-    @property
-    def called(self) -> str:
-        """The model's name, or the kind of an embedded judge."""
-        return self.model if self.kind == "openai" else self.kind
-
-    def same_as(self, other: "Judge") -> bool:
-        """Return whether another judge is the same model, wherever it is served, or the same embedded score."""
-        return (self.kind, self.called.casefold()) == (other.kind, other.called.casefold())
-
 
 MARGINS: Mapping[str, float] = {
     # Fall of the share of exact matches.

@@ -12,8 +12,6 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from tasks.evaluation.holes import Hole, holes_of
-
 CONTEXT_CHARACTERS = 4_000
 """Characters kept on each side of a position; more than any served model reads."""
 BOUNDARY_WEIGHT = 4
@@ -34,11 +32,6 @@ class Source:
         ends = list(accumulate(map(len, self.text.splitlines(keepends=True))))
         spans = zip([0, *ends], ends, strict=False)
         return tuple((start, start + len(line)) for start, end in spans if (line := self.text[start:end].rstrip()))
-
-    @cached_property
-    def holes(self) -> tuple[Hole, ...]:
-        """The functions and blocks of the file, in order."""
-        return holes_of(self.text)
 
 
 @dataclass(frozen=True)

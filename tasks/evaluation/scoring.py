@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from infra.records import HeldOutCompletion
 from infra.settings import Settings
 from infra.settings.schema import Sampling
 from infra.storage.store import ObjectStore
 from tasks.evaluation import judge as judges
-from tasks.evaluation.checkpoint import score_rows
 from tasks.evaluation.judge.calibration import Calibration, calibrate
 from tasks.evaluation.models.base import Models, Progress
 from tasks.evaluation.models.completions import Completions, Conditions, PlaceSet, completions_of
 from tasks.evaluation.models.drift import drifts_of
 from tasks.evaluation.models.weights import weights_sha256
-from tasks.evaluation.scores import PositionScore, Scores, summarise
+from tasks.evaluation.scores import PositionScore, Scores, score_position, summarise
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,19 @@ class _Work:
             return [0.0] * len(made.rows)
         folders = (contestant.checkpoint, baseline.checkpoint)
         return drifts_of(self.models, *folders, made, places.places, self.settings.model, contestant.sampling)
+
+
+def score_rows(
+    places: PlaceSet, rows: Sequence[HeldOutCompletion], judge: judges.Judge, drifts: Sequence[float] | None = None
+) -> tuple[PositionScore, ...]:
+    """Score each completion of a set as it is served; `drifts`: the drift of each completion (drift.py)."""
+    pairs = list(zip(places.places, rows, strict=True))
+    judged = judge.score([judges.Item(p.prefix, p.suffix, row.text, p.truth) for p, row in pairs])
+    moved: Sequence[float | None] = drifts or [None] * len(pairs)
+    return tuple(
+        score_position(place, row.text, judgement, drift, set=places.name, truth_logprob=row.truth_logprob)
+        for (place, row), judgement, drift in zip(pairs, judged, moved, strict=True)
+    )
 
 
 def counting(places: PlaceSet, left_out: frozenset[str]) -> PlaceSet:

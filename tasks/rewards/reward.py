@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import polars as pl
 
-from infra.records import RewardTotals, Sample
+from infra.records import RewardTotals
 from infra.settings.schema import Reward
 from tasks.labels.measures import KEPT
 from tasks.rewards.weights import cap_weights
@@ -182,14 +182,3 @@ def with_advantages(samples: pl.DataFrame, settings: Reward, past: Sequence[Rewa
     scored = rewarded.select("row_number", "reward", advantage=pl.Series(advantages, dtype=pl.Float64))
     joined = numbered.drop("reward", "advantage", strict=False).join(scored, on="row_number", how="left", maintain_order="left")
     return joined.drop("row_number").with_columns(pl.col("reward", "advantage").fill_null(0.0))
-
-
-def reward_of_samples(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
-    """Return samples of simulated interactions, one of each prompt, with reward and advantage."""
-    columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters")
-    values = {name: [getattr(sample, name) for sample in samples] for name in columns}
-    frame = pl.DataFrame(values, schema_overrides={"kept_characters": pl.Int64})
-    lengths = [len(sample.token_ids) for sample in samples]
-    frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNKNOWN_LANGUAGE))
-    rewards = with_advantages(frame, settings).select("reward", "advantage").iter_rows(named=True)
-    return [sample.model_copy(update=values) for sample, values in zip(samples, rewards, strict=True)]

@@ -306,8 +306,3 @@ def boundary(t: float, alpha: float, expected: float) -> float:
 def widen(errors: float, freedom: int) -> float:
     """The multiple of an estimated standard error that leaves the tail that `errors` leaves of a known one (Student's t)."""
     return float(-stdtrit(freedom, ndtr(-errors)))
-
-
-def power(effect: float, error: float, errors: float) -> float:
-    """Chance that an estimate with this standard error lies above zero by `errors` of it, for planning."""
-    return 0.5 * math.erfc((errors - effect / error) / math.sqrt(2))

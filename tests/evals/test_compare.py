@@ -8,19 +8,19 @@ import pytest
 
 from evals.compare import inputs, mlflow_run, report
 from evals.compare.comparison import Comparison, compare
+from evals.compare.in_process import InProcess
 from evals.compare.inputs import UnknownModel, UnknownSet, find_models, named_sets
 from infra import settings as configuration
 from infra.cli import main
 from infra.model.fim import Renderer
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, HeldOut, Model, Registry, Sampling, Serving
-from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.gate.verdict import gate_candidate
+from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.models import weights
 from tasks.evaluation.models.completions import Conditions, completions_of, set_of, set_sha256
 from tasks.evaluation.models.drift import drifts_of
 from tasks.evaluation.models.generation import Generator
-from tasks.evaluation.models.in_process import InProcess
 from tasks.evaluation.models.weights import NoWeights
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scoring import Contestant, score_models

@@ -13,10 +13,10 @@ from evals.developers import Developer, Quirks, Schedule
 from evals.developers.draws import taste_of
 from evals.developers.editor import prompt_context
 from evals.developers.grounds import later_holes
+from evals.developers.holes import holes_of
 from evals.developers.pause import Pause
 from evals.developers.sessions import Draft, Patch, Segment, Session
 from evals.developers.writer import Reaction, Wait, Writer
-from tasks.evaluation.holes import holes_of
 from tasks.evaluation.positions import Code, Source
 
 TEXT = "".join(
@@ -81,7 +81,7 @@ class Asked:
 def session_of(source: Source, seed: int, complete: bool = True) -> Session:
     """A session over random holes of a file; the last hole ends early unless `complete`."""
     rng = random.Random(seed)
-    holes = tuple(hole for hole in source.holes if rng.random() < 0.6) or source.holes[-1:]
+    holes = tuple(hole for hole in holes_of(source.text) if rng.random() < 0.6) or holes_of(source.text)[-1:]
     segments = [Segment(i, 0, len(hole.lines)) for i, hole in enumerate(holes) if rng.random() < 0.8] or [Segment(0, 0, 1)]
     last = segments[-1]
     if not complete and last.last > 1:
@@ -184,7 +184,9 @@ def test_what_settles_early_is_the_beginning_of_the_rest_or_says_that_it_is_not(
 
 def test_a_place_settles_some_minutes_after_the_request_and_is_quiet_before():
     calm = Quirks(pauses=1, breaks=0, pastes=0, false_starts=0, wrong_words=0, goes_on=0, several_lines=0)
-    session = Session(0, 0, SOURCE, SOURCE.holes, Developer("u", taste_of(1, 0)), (Segment(3, 0, 6), Segment(4, 0, 3)), ())
+    session = Session(
+        0, 0, SOURCE, holes_of(SOURCE.text), Developer("u", taste_of(1, 0)), (Segment(3, 0, 6), Segment(4, 0, 3)), ()
+    )
 
     def settled(**times):
         return Asked(session, lambda pause: Reaction("rejected"), replace(calm, **times)).settled
@@ -247,16 +249,16 @@ def test_answers_shift_no_draw(seed, other):
 
 
 def test_patches_stand_where_they_are_put():
-    draft = Draft(SOURCE, SOURCE.holes[:3])
-    assert draft.text == TEXT[SOURCE.holes[2].next :]
+    draft = Draft(SOURCE, holes_of(SOURCE.text)[:3])
+    assert draft.text == TEXT[holes_of(SOURCE.text)[2].next :]
     draft.open(1)
     draft.write(1, 12)
     draft.put(1, Patch(6, 12, "Other"))
-    assert draft.text.startswith("class Other" + TEXT[SOURCE.holes[1].stop : SOURCE.holes[1].next])
+    assert draft.text.startswith("class Other" + TEXT[holes_of(SOURCE.text)[1].stop : holes_of(SOURCE.text)[1].next])
     assert draft.before(1, 12) == "class Other" and draft.between(1, 0, 6) == "class "
     assert draft.after(1, 12) == draft.text.removeprefix("class Other")
     draft.drop(1, Patch(6, 12, "Other"))
-    assert draft.before(1, 12) == TEXT[SOURCE.holes[1].start :][:12]
+    assert draft.before(1, 12) == TEXT[holes_of(SOURCE.text)[1].start :][:12]
 
 
 def test_the_schedule_is_the_same_for_the_same_seed_and_goes_on_for_ever():
@@ -285,7 +287,7 @@ def test_in_a_pass_every_live_hole_is_written_from_the_top_and_those_for_later_n
             written[key] = segment.last
             assert session.holes[segment.hole] not in later_holes(session.source)
     for name, start in written:
-        hole = next(h for s in CODE.sources if s.name == name for h in s.holes if h.start == start)
+        hole = next(h for s in CODE.sources if s.name == name for h in holes_of(s.text) if h.start == start)
         assert written[name, start] == len(hole.lines)
 
 

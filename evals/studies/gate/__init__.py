@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.compare.in_process import InProcess
 from evals.studies.gate import flipped, languages, rates
 from evals.studies.gate.models import BATCH, RECIPES, Recipe, train
 from infra import settings as configuration
@@ -21,7 +22,6 @@ from tasks.evaluation.gate.verdict import GateResult, gate_candidate
 from tasks.evaluation.heldout import held_out_files, sets, site_packages
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.models.completions import set_of
-from tasks.evaluation.models.in_process import InProcess
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import PositionScore
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evals.studies.judged.settings import StudySettings
+from evals.studies.judged.settings import StudySettings, name_of
+from evals.studies.rewarded import reward_of_samples
 from infra.records import Sample
 from infra.settings import Settings
 from infra.storage.store import to_parquet
 from tasks.evaluation import judge as judges
 from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.evaluation.positions import Position
-from tasks.rewards.reward import group_advantages, reward_of_samples
+from tasks.rewards.reward import group_advantages
 from tasks.trainer.job import CHECKPOINT_NAME, REFUSED_NAME
 from tasks.trainer.run import TrainingFailed, command, follow, write_job
 
@@ -86,12 +87,12 @@ def run(
         taught = sample(generator, judge, part, settings, version, cycle)
         if not taught.samples:
             raise NothingToLearn(
-                f"{recipe}, cycle {cycle}: the judge {judged.judge.called!r} scored none of {len(part)} positions "
+                f"{recipe}, cycle {cycle}: the judge {name_of(judged.judge)!r} scored none of {len(part)} positions "
                 f"({dict(taught.failed)}); check judged.judge, then run the command again"
             )
         rewards.append(taught.mean)
         failed += sum(taught.failed.values())
-        say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {judged.judge.called}")
+        say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {name_of(judged.judge)}")
         checkpoint = _trained(folder / recipe / str(cycle), checkpoint, taught.samples, settings, version, say)
         ended()
     return Trained(checkpoint, tuple(rewards), failed)

@@ -13,6 +13,16 @@ from infra.settings.evaluation import Judge
 from infra.settings.section import Section
 
 
+def name_of(judge: Judge) -> str:
+    """Return the name of a judge's model, or the kind of an embedded judge."""
+    return judge.model if judge.kind == "openai" else judge.kind
+
+
+def same(one: Judge, other: Judge) -> bool:
+    """Return whether two judges are the same model, wherever it is served, or the same embedded score."""
+    return (one.kind, name_of(one).casefold()) == (other.kind, name_of(other).casefold())
+
+
 class Judged(Section):
     judge: Judge = Judge(kind="kept")
     """The judge that rewards: it accepts or rejects, and scores the groups of GRPO. Never `evaluate.judge`, which scores."""
@@ -53,9 +63,9 @@ class StudySettings(Settings):
     @model_validator(mode="after")
     def _scores_by_another_judge_than_it_rewards_by(self) -> Self:
         scores, rewards = self.evaluate.judge, self.judged.judge
-        if scores.same_as(rewards):
+        if same(scores, rewards):
             raise ValueError(
-                f"judged.judge and evaluate.judge are both {scores.called}: a model is not scored by the judge that it "
+                f"judged.judge and evaluate.judge are both {name_of(scores)}: a model is not scored by the judge that it "
                 "learnt to please. Choose another model or kind for one of them, e.g. judged.judge.kind = kept"
             )
         return self

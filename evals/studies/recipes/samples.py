@@ -12,6 +12,7 @@ from evals.base_model import tuning
 from evals.developers import Pause, Schedule
 from evals.studies.judged import cycles
 from evals.studies.recipes.stream import PROJECT, Label, mined
+from evals.studies.rewarded import reward_of_samples
 from infra.model.fim import Renderer
 from infra.model.kept_text import kept_characters
 from infra.records import Sample
@@ -22,7 +23,6 @@ from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.labels import standing
 from tasks.labels.samples import SettledTokens
 from tasks.rewards.drawn import SettledPlace, draw
-from tasks.rewards.reward import reward_of_samples
 
 GROUP_SIZE = 8
 SPARE = 1.3

@@ -10,13 +10,6 @@ build       the sets that the settings name
 The team's own set needs the labels of its requests, so tasks/evaluation/cycle_sets.py makes it.
 """
 
-from tasks.evaluation.heldout.packages import (
-    HELD_OUT_PACKAGES,
-    held_out_files,
-    read_source,
-    site_packages,
-    standard_library,
-    training_files,
-)
+from tasks.evaluation.heldout.packages import HELD_OUT_PACKAGES, held_out_files, read_source, site_packages
 
-__all__ = ["HELD_OUT_PACKAGES", "held_out_files", "read_source", "site_packages", "standard_library", "training_files"]
+__all__ = ["HELD_OUT_PACKAGES", "held_out_files", "read_source", "site_packages"]

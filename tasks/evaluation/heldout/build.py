@@ -28,10 +28,19 @@ def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
             return benchmarks.places(wanted, path(wanted.path))
 
 
+def held_out_positions(count: int, seed: int) -> tuple[positions.Position, ...]:
+    """Return rest-of-line positions in files of the held-out packages that no simulated developer opens."""
+    return positions.sample_positions(_scored_sources(), count, seed)
+
+
+def _scored_sources() -> list[positions.Source]:
+    return positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
+
+
 def _packages(wanted: HeldOut, count: int, seed: int) -> Places:
     if not directory.spoken("py", wanted.languages):
         return Places(wanted.name, (), {"other_language": count})  # the packages are Python alone
-    sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    sources = _scored_sources()
     drawn = positions.sample_positions(sources, count, seed)
     quiet = silent.positions(sources, round(wanted.silent * count), str(seed))
     return Places(wanted.name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in (*drawn, *quiet)))

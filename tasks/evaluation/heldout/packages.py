@@ -1,10 +1,5 @@
-"""The installed Python sources that the base model is trained on, and the packages held out of its training.
+"""The packages held out of the base model's training: developers are simulated in them, and models are scored on them."""
 
-Simulated developers type in held-out packages and models are scored on them. Training also skips files that repeat lines of
-held-out packages, such as a vendored copy or a fork.
-"""
-
-import hashlib
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,9 +20,6 @@ HELD_OUT_PACKAGES = (
 
 MIN_CHARACTERS, MAX_CHARACTERS = 400, 200_000
 MAX_LINE, MAX_MEAN_LINE = 400, 60.0
-LONG_LINE = 30
-MAX_SHARED = 0.1
-"""Largest share of a training file's long lines that may also occur in held-out files."""
 SKIPPED_PARTS = frozenset(
     {"tests", "test", "_vendor", "vendor", "vendored", "lib2to3", "idlelib", "site-packages", "locale", "__pycache__"}
 )
@@ -38,11 +30,6 @@ def site_packages() -> Path:
     return Path(sysconfig.get_paths()["purelib"])
 
 
-def standard_library() -> Path:
-    """Return the folder of the standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def held_out_files(packages: Iterable[str] = HELD_OUT_PACKAGES) -> list[Path]:
     """Return the source files of the held-out packages, in a fixed order.
 
@@ -51,31 +38,11 @@ def held_out_files(packages: Iterable[str] = HELD_OUT_PACKAGES) -> list[Path]:
     """
     files: list[Path] = []
     for package in packages:
-        sources = sorted(_source_files(site_packages() / package))
+        sources = sorted(source_files(site_packages() / package))
         if not sources:
             raise FileNotFoundError(f"held-out package {package} is not installed in {site_packages()}; run `make setup`")
         files += sources
     return [file for file in files if read_source(file) is not None]
-
-
-def training_files() -> list[Path]:
-    """Return the sources of the standard library and the other packages, without duplicates and copies of held-out code."""
-    digests: set[bytes] = set()
-    held_lines = {line for file in held_out_files() for line in _long_lines(read_source(file) or "")}
-    held_out = {site_packages() / package for package in HELD_OUT_PACKAGES}
-    files = []
-    for root in (standard_library(), site_packages()):
-        for file in sorted(_source_files(root)):
-            if any(parent in held_out for parent in file.parents):
-                continue
-            text = read_source(file)
-            if text is None or (digest := hashlib.sha256(text.encode()).digest()) in digests:
-                continue
-            digests.add(digest)
-            lines = _long_lines(text)
-            if sum(line in held_lines for line in lines) <= MAX_SHARED * len(lines):
-                files.append(file)
-    return files
 
 
 def read_source(file: Path) -> str | None:
@@ -96,11 +63,8 @@ def read_source(file: Path) -> str | None:
     return text if ordinary else None
 
 
-def _source_files(root: Path) -> Iterator[Path]:
+def source_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder that are neither tests, vendored nor generated."""
     for file in root.rglob("*.py"):
         if SKIPPED_PARTS.isdisjoint(file.relative_to(root).parts) and not file.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             yield file
-
-
-def _long_lines(text: str) -> list[str]:
-    return [line for raw in text.splitlines() if len(line := raw.strip()) >= LONG_LINE]

@@ -1,5 +1,5 @@
-"""The interface of models that complete prompts and score tokens: an engine process (engine.py), or transformers in this process
-(in_process.py)."""
+"""The interface of models that complete prompts and score tokens: an engine process (engine.py), or transformers in a
+process of evals (evals/compare/in_process.py)."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
 
@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from infra.model.architectures import parse
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
-from tasks.trainer.model.muon import MuonWithAdamW
 from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.rounding import FLOAT32_MANTISSA, round_mantissa
@@ -37,7 +36,6 @@ class Optimization:
     """The optimizer and its precision."""
 
     learning_rate: float
-    optimizer: Literal["adam", "muon"] = "adam"
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     beta1: float = 0.9
@@ -105,15 +103,18 @@ class TrainedModel:
             raise ValueError(f"{directory}: no *.safetensors; expected a checkpoint in Hugging Face layout")
         load_weights(self.megatron, weights)
 
-    def make_optimizer(self) -> None:
-        """Make the optimizer. Load weights after it: its float32 masters start as copies of the model's own, rounded, weights."""
+    def make_optimizer(self, make: Callable[[Any, Optimization], Any] | None = None) -> None:
+        """Make the optimizer, by default Megatron's Adam.
+
+        Load weights after it: its float32 masters start as copies of the model's own, rounded, weights.
+        """
         self.megatron.broadcast_params()
         options = self._optimization
         for parameter in self.megatron.parameters():
             if options.bf16 and not parameter.requires_grad:
                 parameter.main_param = parameter.detach().float()  # so that frozen weights are saved unrounded too
-        if options.optimizer == "muon":
-            self.optimizer = MuonWithAdamW(self.megatron, options)
+        if make:
+            self.optimizer = make(self.megatron, options)
             return
         config = configured(
             OptimizerConfig,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from evals.base_model import corpus, sources
+from evals.base_model.files import training_files
 from infra.model.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Renderer
-from tasks.evaluation.heldout import HELD_OUT_PACKAGES, held_out_files, read_source, site_packages, training_files
+from tasks.evaluation.heldout import HELD_OUT_PACKAGES, held_out_files, read_source, site_packages
 
 TEXT = (
     '''def area(width: float, height: float) -> float:

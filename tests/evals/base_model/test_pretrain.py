@@ -16,5 +16,5 @@ def test_muon_lowers_the_loss_and_saves_float32_masters(answers):
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 def test_pretraining_of_a_split_model_is_refused(answers, layout):
     muon, loss = answers[layout]["pretraining"]
-    assert "'muon'" in muon
+    assert "Muon" in muon
     assert loss.startswith(f"{layout} parallelism = 2: pretraining has no loss for it, expected 1")

@@ -7,11 +7,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen2ForCausalLM
 
+from evals.compare.checkpoint import evaluate
 from infra.cli import main
 from infra.model.fim import END, SPECIAL_TOKENS, Renderer
 from infra.settings import schema
 from tasks.evaluation import judge
-from tasks.evaluation.checkpoint import evaluate, held_out_positions
+from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.models.generation import Generator, pick_tokens
 from tests.tasks.evaluation.checkpoints import write_checkpoint
 

@@ -12,7 +12,7 @@ from evals.bench.plain_vllm import plain_vllm
 from infra import settings as configuration
 from infra.settings import LOCAL
 from infra.settings.evaluation import Judge
-from tasks.evaluation.checkpoint import held_out_positions
+from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.judge import Item, Scored, build
 from tasks.evaluation.judge.calibration import calibrate
 from tests.serving import processes

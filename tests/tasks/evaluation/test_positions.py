@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.evaluation import heldout, positions
-from tasks.evaluation.checkpoint import held_out_positions
+from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.positions import Code, Source
 
 TEXT = "import os\n\n\ndef first(items):\n    return items[0]\n\n\nclass Name:\n    first_name = 'a'\n"

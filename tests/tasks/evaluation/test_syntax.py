@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tasks.evaluation.checkpoint import held_out_positions
+from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.metrics import syntax
 
 FILES = {

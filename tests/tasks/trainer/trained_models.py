@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import Qwen2ForCausalLM
 
+from evals.base_model.muon import MuonWithAdamW
 from tasks.trainer.job import Job
 from tasks.trainer.model.architecture import Recompute
 from tasks.trainer.model.convert import full_weights
@@ -105,8 +106,8 @@ def trained_model(
 def pretrained(directory: Path, parallel: Parallel) -> TrainedModel:
     """Load a saved model into a trainer's model that Muon optimises."""
     config = json.loads((directory / "config.json").read_text())
-    trained = TrainedModel(config, parallel, Optimization(5e-3, optimizer="muon", bf16=True))
-    trained.make_optimizer()
+    trained = TrainedModel(config, parallel, Optimization(5e-3, bf16=True))
+    trained.make_optimizer(MuonWithAdamW)
     trained.load(directory)
     return trained
 

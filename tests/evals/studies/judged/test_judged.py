@@ -9,7 +9,7 @@ import pytest
 
 from evals.studies.judged import cycles
 from evals.studies.judged.run import RESULT, rows_of
-from evals.studies.judged.settings import Judged, StudySettings, load
+from evals.studies.judged.settings import Judged, StudySettings, load, same
 from evals.studies.judged.split import TooFewPlaces, split_of
 from infra.cli import main
 from infra.settings import SettingsError
@@ -125,7 +125,7 @@ def test_the_published_experiment_is_a_settings_file() -> None:
         "14B",
         "32B",
     ]
-    assert not settings.evaluate.judge.same_as(judged.judge)
+    assert not same(settings.evaluate.judge, judged.judge)
 
 
 def test_a_judge_that_rewards_and_scores_is_refused(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from infra.cli import main
 from infra.records import Case, HeldOutPlace, Program
 from infra.settings.schema import Evaluate, HeldOut
-from tasks.evaluation.checkpoint import held_out_positions
 from tasks.evaluation.heldout import sets
-from tasks.evaluation.heldout.build import build
+from tasks.evaluation.heldout.build import build, held_out_positions
 from tasks.evaluation.heldout.sets import Places
 from tests.tasks.made import MemoryStore
 

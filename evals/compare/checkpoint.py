@@ -10,14 +10,14 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from infra.records import HeldOutCompletion
+from evals.compare.in_process import InProcess
 from infra.settings import Settings, schema
 from tasks.evaluation import judge as judges
 from tasks.evaluation import positions
-from tasks.evaluation.heldout import held_out_files, site_packages
-from tasks.evaluation.models.completions import Conditions, PlaceSet, completions_of, set_of
-from tasks.evaluation.models.in_process import InProcess
-from tasks.evaluation.scores import PositionScore, Scores, score_position, summarise
+from tasks.evaluation.heldout.build import held_out_positions
+from tasks.evaluation.models.completions import Conditions, completions_of, set_of
+from tasks.evaluation.scores import Scores, summarise
+from tasks.evaluation.scoring import score_rows
 
 
 def evaluate(
@@ -34,25 +34,6 @@ def evaluate(
     places, conditions = set_of(held_out), Conditions(sampling, model, seed)
     made = completions_of(InProcess(model), checkpoint, places, conditions)
     return summarise(score_rows(places, made.rows, judge), judge.name, sampling.temperature, made.seconds)
-
-
-def score_rows(
-    places: PlaceSet, rows: Sequence[HeldOutCompletion], judge: judges.Judge, drifts: Sequence[float] | None = None
-) -> tuple[PositionScore, ...]:
-    """Score each completion of a set as it is served; `drifts`: the drift of each completion (drift.py)."""
-    pairs = list(zip(places.places, rows, strict=True))
-    judged = judge.score([judges.Item(p.prefix, p.suffix, row.text, p.truth) for p, row in pairs])
-    moved: Sequence[float | None] = drifts or [None] * len(pairs)
-    return tuple(
-        score_position(place, row.text, judgement, drift, set=places.name, truth_logprob=row.truth_logprob)
-        for (place, row), judgement, drift in zip(pairs, judged, moved, strict=True)
-    )
-
-
-def held_out_positions(count: int, seed: int) -> tuple[positions.Position, ...]:
-    """Return rest-of-line positions in files of the held-out packages that no simulated developer opens."""
-    sources = positions.read_sources(held_out_files(), [site_packages()])
-    return positions.sample_positions(positions.scored_sources(sources), count, seed)
 
 
 def scores_table(scores: Scores, title: str) -> Table:

@@ -7,6 +7,9 @@ share one learning rate). It needs whole matrices: tensor and pipeline paralleli
 from itertools import chain
 from typing import Any
 
+from tasks.trainer.model import process_setup  # noqa: F401  # before Megatron
+
+# isort: split
 import torch
 from megatron.core import parallel_state
 from torch.nn.utils import clip_grad_norm_
@@ -25,7 +28,7 @@ class MuonWithAdamW:
             ValueError: the model is split over processes.
         """
         if parallel_state.get_tensor_model_parallel_world_size() * parallel_state.get_pipeline_model_parallel_world_size() > 1:
-            raise ValueError("optimizer = 'muon': needs whole matrices; use data parallelism only, or optimizer = 'adam'")
+            raise ValueError("Muon needs whole matrices; use data parallelism only, or Adam")
         self._max_norm = settings.max_grad_norm
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         matrices: list[torch.Tensor] = []

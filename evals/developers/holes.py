@@ -7,6 +7,7 @@ file that Python cannot parse, each run of lines between blank lines is a hole.
 import ast
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 
@@ -32,6 +33,7 @@ class Hole:
         return self.stop - self.start
 
 
+@lru_cache(maxsize=4096)
 def holes_of(text: str) -> tuple[Hole, ...]:
     """Return the holes that a file can have, in order; they do not overlap and cover every line with text."""
     lines = text.split("\n")
