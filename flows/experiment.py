@@ -4,11 +4,11 @@ versions, and takes a promoted version back that turns out worse, alone or toget
 from prefect import flow
 from prefect.states import Completed, State
 
-from infra import settings as settings_
 from infra.records import ExperimentRecord, StageName
-from infra.settings import Settings
 from tasks.experiments.controller.look import Found
+from tasks.steps import context as contexts
 from tasks.steps import experiment as steps
+from tasks.steps.context import Context
 from tasks.steps.naming import advised
 
 GOES_ON: dict[StageName, str] = {
@@ -33,28 +33,28 @@ WHAT_TO_DO = (
 @advised(WHAT_TO_DO)
 def experiment() -> State:
     """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test."""
-    settings = settings_.load()
-    steps.follow(settings)
-    steps.requested(settings)
-    steps.follow_anchor(settings)
-    running = steps.running_experiment(settings)
+    context = contexts.load()
+    steps.follow(context)
+    steps.requested(context)
+    steps.follow_anchor(context)
+    running = steps.running_experiment(context)
     if running is None:
         return Completed(name="NoExperiment", message="no experiment runs")
-    found = steps.look(settings, running)
+    found = steps.look(context, running)
     if found.decision:
-        decision = steps.conclude(settings, found.decision)
+        decision = steps.conclude(context, found.decision)
         promoted = "Promoted" if running.stage.name not in ("watch", "anchor") else "RolledBack"
         return Completed(name=ENDED.get(decision.verdict.verdict, promoted), message=decision.verdict.reason)
-    if found.stage and steps.advance(settings, running, found.stage):
+    if found.stage and steps.advance(context, running, found.stage):
         return Completed(name="Advanced", message=f"{found.stage.name} at {found.stage.share:.0%}: {found.verdict.reason}")
-    return waiting(settings, running, found)
+    return waiting(context, running, found)
 
 
-def waiting(settings: Settings, running: ExperimentRecord, found: Found) -> State:
+def waiting(context: Context, running: ExperimentRecord, found: Found) -> State:
     """Return the state of a run whose test, or watch, goes on."""
-    if running.stage.name == "watch" and steps.settle(settings, running):
+    if running.stage.name == "watch" and steps.settle(context, running):
         return Completed(name="WatchOver", message=f"version {running.challenger} stays champion: {found.verdict.reason}")
-    if running.stage.name != "anchor" and (still := steps.stuck(settings, running)):
+    if running.stage.name != "anchor" and (still := steps.stuck(context, running)):
         return Completed(name="Stuck", message=f"{still}: {found.verdict.reason}")
     return Completed(name=GOES_ON[running.stage.name], message=found.verdict.reason)
 

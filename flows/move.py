@@ -1,14 +1,12 @@
 """Move the champion by hand: promote the challenger or the version given, and roll back to an earlier champion."""
 
-import time
-
 from prefect import flow
 from prefect.states import Completed, State
 
-from infra import settings as settings_
 from infra.records import Decision
 from infra.storage import move_requests
 from tasks.experiments.stages.states import ManualKind
+from tasks.steps import context as contexts
 from tasks.steps import move as steps
 from tasks.steps.approval import consent
 from tasks.steps.naming import advised
@@ -54,15 +52,15 @@ def rollback(
 
 
 def _move(kind: ManualKind, version: str, by: str, reason: str, *, dry_run: bool, approve: bool) -> State:
-    settings = settings_.load()
-    request = move_requests.make(kind, version, "", reason, by=by, now=time.time(), source="command")
-    planned = steps.plan(settings, request)
+    context = contexts.load()
+    request = move_requests.make(kind, version, "", reason, by=by, now=context.now(), source="command")
+    planned = steps.plan(context, request)
     if dry_run:
         return Completed(name="DryRun", message=planned.summary())
     agreed = consent(planned, request, ask=approve)
     if not agreed.given:
         return Completed(name="Declined", message=f"{agreed.request.by}: {planned.summary()}")
-    return ended(kind, steps.move(settings, agreed.request), planned.warning)
+    return ended(kind, steps.move(context, agreed.request), planned.warning)
 
 
 def ended(kind: ManualKind, decision: Decision, warning: str) -> State:

@@ -18,7 +18,7 @@ from tasks.experiments.planning.plan import plan_of
 from tasks.experiments.reports.page import experiment_page
 from tasks.experiments.stages import looks
 from tasks.experiments.verdict import decide as deciding
-from tasks.steps import clients
+from tasks.steps.context import Context
 from tasks.steps.naming import call_run, name_of
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.versions import register as registering
@@ -32,9 +32,9 @@ WATCH_POLL_SECONDS = 10.0
 
 
 @step("follow", retries=IO_RETRIES)
-def follow(settings: Settings) -> list[Move]:
+def follow(context: Context) -> list[Move]:
     """Complete the move of a run that was killed, and record what was moved in MLflow."""
-    store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
+    store, registry, now = context.store, context.registry, context.now()
     found = moves.catch_up(store, registry, now)
     for move in found:
         get_run_logger().warning("found move %d: %s, by %s: %s", move.number, move.kind, move.by, move.reason)
@@ -42,9 +42,9 @@ def follow(settings: Settings) -> list[Move]:
 
 
 @step("requested moves", retries=IO_RETRIES)
-def requested(settings: Settings) -> list[MoveAnswer]:
+def requested(context: Context) -> list[MoveAnswer]:
     """Carry out what administrators asked for on the status page."""
-    ended = asked.answer_waiting(clients.store_of(settings), clients.registry_of(settings), time.time())
+    ended = asked.answer_waiting(context.store, context.registry, context.now())
     for request, answer in ended:
         move = f"{request.kind.replace('_', ' ')} to version {request.version}, by {request.by}"
         get_run_logger().info("%s: %s: %s", move, answer.state, answer.message)
@@ -52,10 +52,10 @@ def requested(settings: Settings) -> list[MoveAnswer]:
 
 
 @step("anchor", retries=IO_RETRIES)
-def follow_anchor(settings: Settings) -> ExperimentRecord | None:
+def follow_anchor(context: Context) -> ExperimentRecord | None:
     """Keep the anchor, and which champion is compared with it; return its record where that changed."""
-    store, registry = clients.store_of(settings), clients.registry_of(settings)
-    record = succession.follow(store, registry, settings, time.time(), lead_of(settings))
+    store, registry = context.store, context.registry
+    record = succession.follow(store, registry, context.settings, context.now(), lead_of(context.settings))
     if record:
         compared = f"; version {record.challenger} is compared with it" if record.stages else ""
         get_run_logger().info("version %s is the anchor%s", record.champion, compared)
@@ -68,20 +68,20 @@ def lead_of(settings: Settings) -> float:
 
 
 @step("running experiment", retries=IO_RETRIES)
-def running_experiment(settings: Settings) -> ExperimentRecord | None:
+def running_experiment(context: Context) -> ExperimentRecord | None:
     """Return the test that runs, or whose promoted version is watched, or the champion's comparison with the anchor."""
-    running = clients.registry_of(settings).aliases().routed
+    running = context.registry.aliases().routed
     if running:
         call_run(name_of(running), running.id, running.stage.name, f"v{running.challenger}")
     return running
 
 
 @step("look", retries=IO_RETRIES)
-def look(settings: Settings, experiment: ExperimentRecord) -> Found:
+def look(context: Context, experiment: ExperimentRecord) -> Found:
     """Return what the experiment's stage says now, and show it."""
-    store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
+    store, registry, now = context.store, context.registry, context.now()
     plan = plan_of(experiment)
-    lead = lead_of(settings)
+    lead = lead_of(context.settings)
     found = looking.look(ObservedTest(store, experiment, plan, now, lead), registry.aliases())
     get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)
     _show(store, registry, experiment, found.verdict, now)
@@ -100,45 +100,45 @@ def _show(store: ObjectStore, registry: Registry, experiment: ExperimentRecord, 
 
 
 @step("advance", retries=IO_RETRIES)
-def advance(settings: Settings, experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord | None:
+def advance(context: Context, experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord | None:
     """Enter a test's next stage; None where it has ended meanwhile."""
-    return release.advance(clients.store_of(settings), clients.registry_of(settings), experiment, stage, time.time())
+    return release.advance(context.store, context.registry, experiment, stage, context.now())
 
 
 @step("conclude", retries=IO_RETRIES)
-def conclude(settings: Settings, decision: Decision) -> Decision:
+def conclude(context: Context, decision: Decision) -> Decision:
     """Write the decision once, move the aliases, and describe the version with its verdict."""
-    store, registry = clients.store_of(settings), clients.registry_of(settings)
+    store, registry = context.store, context.registry
     standing = release.conclude(store, registry, decision)
-    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, settings, standing))
+    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, context.settings, standing))
     return standing
 
 
 @step("settle", retries=IO_RETRIES)
-def settle(settings: Settings, watched: ExperimentRecord) -> bool:
+def settle(context: Context, watched: ExperimentRecord) -> bool:
     """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
-    store, registry, now = clients.store_of(settings), clients.registry_of(settings), time.time()
+    store, registry, now = context.store, context.registry, context.now()
     return probation.settle(store, registry, watched, now)
 
 
 @step("stuck", retries=IO_RETRIES)
-def stuck(settings: Settings, experiment: ExperimentRecord) -> str:
+def stuck(context: Context, experiment: ExperimentRecord) -> str:
     """Return for how long no look has seen anything new, in words; empty where something is new."""
-    return looks.standstill(clients.store_of(settings), experiment, time.time())
+    return looks.standstill(context.store, experiment, context.now())
 
 
-def await_comparisons(settings: Settings) -> None:
+def await_comparisons(context: Context) -> None:
     """Wait for the end of the watch over the champion, which ends here if its time is over, and its time beside the anchor."""
-    registry = clients.registry_of(settings)
+    registry = context.registry
     while True:
-        aliases, now = registry.aliases(), time.time()
+        aliases, now = registry.aliases(), context.now()
         if watched := aliases.watch:
             left, what = watched.stage.ends - now, "is watched"
             if left <= 0:
-                _end_watch(settings, watched)
+                _end_watch(context, watched)
                 continue
         else:
-            if follow_anchor(settings):
+            if follow_anchor(context):
                 continue
             left, what = succession.seconds_left(aliases, now), "is compared with the anchor"
             if left <= 0:
@@ -147,8 +147,8 @@ def await_comparisons(settings: Settings) -> None:
         time.sleep(min(left, WATCH_POLL_SECONDS))
 
 
-def _end_watch(settings: Settings, watched: ExperimentRecord) -> None:
-    found = look(settings, watched)
+def _end_watch(context: Context, watched: ExperimentRecord) -> None:
+    found = look(context, watched)
     if found.decision:
-        conclude(settings, found.decision)
-    settle(settings, watched)
+        conclude(context, found.decision)
+    settle(context, watched)

@@ -1,22 +1,19 @@
 """The steps of the flows `promote` and `rollback`."""
 
-import time
-
 from prefect.logging import get_run_logger
 
 from infra.records import Decision, MoveRequest
-from infra.settings import Settings
 from tasks.experiments.moves import manual, requested
 from tasks.experiments.moves.manual import Plan
-from tasks.steps import clients
+from tasks.steps.context import Context
 from tasks.steps.naming import call_run
 from tasks.steps.step import step
 
 
 @step("plan")
-def plan(settings: Settings, request: MoveRequest) -> Plan:
+def plan(context: Context, request: MoveRequest) -> Plan:
     """Find the version to make champion, and check that it may be."""
-    planned = manual.plan(clients.store_of(settings), clients.registry_of(settings), request)
+    planned = manual.plan(context.store, context.registry, request)
     named = "promote" if planned.kind == "promote" else "roll back to"
     call_run(f"{named} v{planned.version}, was v{planned.champion or 'none'}", f"v{planned.version}")
     if planned.warning:
@@ -25,8 +22,8 @@ def plan(settings: Settings, request: MoveRequest) -> Plan:
 
 
 @step("move")
-def move(settings: Settings, request: MoveRequest) -> Decision:
+def move(context: Context, request: MoveRequest) -> Decision:
     """Make the version the champion, or end a paused test."""
-    decision = requested.carry_out(clients.store_of(settings), clients.registry_of(settings), request, time.time())
+    decision = requested.carry_out(context.store, context.registry, request, context.now())
     assert decision, "only a pause has none"
     return decision

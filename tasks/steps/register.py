@@ -28,7 +28,7 @@ def register(context: Context, manifest: Manifest, candidate: Candidate, evaluat
 def open_experiment(context: Context, manifest: Manifest, registered: Registered) -> CycleOutcome:
     """Give the candidate its share of developers, and end the cycle."""
     store, registry, version = context.store, context.registry, registered.version
-    controller.await_comparisons(context.settings)
+    controller.await_comparisons(context)
     anchor = registry.aliases().anchor
     proposed = release.propose(store, context.settings, manifest.cycle, version, manifest.champion, context.now(), anchor)
     opened = release.open_experiment(store, registry, proposed)

@@ -21,7 +21,7 @@ from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.scores import PositionScore
 from tasks.evaluation.scoring import ScoredModels
 from tasks.experiments.moves import release
-from tasks.steps import clients, context
+from tasks.steps import context
 from tasks.steps.context import Context
 from tasks.trainer import run
 from tasks.validation import suite
@@ -89,8 +89,6 @@ class World:
 def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     world = World()
     world.registry.aliases["champion"] = "1"
-    monkeypatch.setattr(clients, "store_of", lambda settings: world.store)
-    monkeypatch.setattr(clients, "registry_of", lambda settings: world.registry.client)
     monkeypatch.setattr(
         context, "connect", lambda settings: Context(settings, world.store, world.registry.client, lambda: time.time())
     )
