@@ -16,7 +16,7 @@ from tasks.steps.evaluate import evaluate
 from tasks.steps.hold_out import hold_out
 from tasks.steps.naming import advised
 from tasks.steps.register import fail, open_experiment, register, show
-from tasks.steps.reward import estimate, reward
+from tasks.steps.reward import fit_keep_estimate, reward
 from tasks.steps.seal import resume, seal
 from tasks.steps.train import refuse, train
 from tasks.steps.validate import validate
@@ -45,7 +45,7 @@ def cycle() -> State | CycleOutcome:
     validated = validate(context, collected)
     if waiting := validated.collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
-    fitted = estimate(context, validated)
+    fitted = fit_keep_estimate(context, validated)
     rewarded = reward(context, validated)
     if isinstance(rewarded, Waiting):
         return Completed(name=rewarded.state, message=rewarded.reason)

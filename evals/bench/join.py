@@ -3,7 +3,7 @@
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
 partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled text and
-standing lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
+context lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
 network is measured.
 """
 
@@ -31,11 +31,11 @@ from infra.settings.schema import Collect, Hindsight
 from infra.storage.store import ObjectStore, sha256
 from tasks.labels import samples, users
 from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.context_lines import with_context_lines
 from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS, plan_window
 from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
-from tasks.labels.standing import with_standing
 from tasks.labels.window import Window
 from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
@@ -55,7 +55,7 @@ TYPED = 6
 TRAINED = Size(full=32_768, quick=4_096)
 """Samples of which written text becomes tokens: collect.max_samples of infra/settings/production.toml, and its default."""
 PROMPT_SIZES, MAX_TOKENS = (96, 24), 24
-"""Tokens of a standing line's prompt before and after the cursor, and of a written text."""
+"""Tokens of a context line's prompt before and after the cursor, and of a written text."""
 LINE_SECONDS, LINES = 15.0, 24
 """Seconds that a user takes for a line, and lines of the file that a request shows before the cursor."""
 TARGET_SECONDS_A_MILLION = 90.0
@@ -237,7 +237,7 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     chosen = accounting.samples
     validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(max_quarantined=0.0)
     done("validate")
-    chosen = with_standing(store, plan.partitions, chosen)
+    chosen = with_context_lines(store, plan.partitions, chosen)
     few = chosen.head(trained)
     chosen = samples.with_settled_tokens(chosen, None)
     chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))

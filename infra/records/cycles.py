@@ -31,7 +31,7 @@ class Sample(Record):
     """A completion to train on: the sampled tokens the developer was shown, their reward, and what was really written there."""
 
     completion_id: str
-    """Id of the completion; of a standing line, with the line's number after a slash, and of a drawn one with "drawn-" and its
+    """Id of the completion; of a context line, with the line's number after a slash, and of a drawn one with "drawn-" and its
     number in the group."""
     user: str
     """Keyed hash of the user, for shares and clustering."""

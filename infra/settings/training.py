@@ -113,7 +113,7 @@ def require_exponent(recipe: Recipe, name: str) -> None:
 
 
 class Groups(Section):
-    """Groups that a cycle draws from the parent at places whose settled text is known (tasks/rewards/drawn.py)."""
+    """Groups that a cycle draws from the parent at places whose settled text is known (tasks/rewards/sampled_groups.py)."""
 
     places: int = Field(0, ge=0)
     """Most places of a cycle at which groups are drawn; 0: none. They need a `surrogate_weight`."""

@@ -1,6 +1,6 @@
 """The batch to train on: samples with their tokens, which are read from the event objects, one partition at a time.
 
-Settled text and standing lines are turned into tokens by the parent's tokenizer.
+Settled text and context lines are turned into tokens by the parent's tokenizer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from infra.model.fim import Renderer
 from infra.records import Sample
 from infra.storage.events.tables import arrow_schema
 from infra.storage.store import ObjectStore
-from tasks.labels import standing
+from tasks.labels import context_lines
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
 from tasks.labels.read import InputChanged, read_completions
@@ -52,7 +52,7 @@ def with_settled_tokens(chosen: pl.DataFrame, settled: SettledTokens | None) -> 
     """Return classified requests with what is trained on of written text: `settled_token_ids` and `standing_tokens`, a number.
 
     Args:
-        chosen: with the columns of tasks/labels/standing.py.
+        chosen: with the columns of tasks/labels/context_lines.py.
         settled: None: nothing written is trained on.
     """
     rows = chosen.select("settled", "settled_whole", "standing_text").iter_rows()
@@ -71,8 +71,8 @@ def tables(
 ) -> Iterator[pa.Table]:
     """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
 
-    Fields that `chosen` lacks have their defaults: without `with_settled_tokens`, the rows have no settled text. The standing
-    lines of a sample (tasks/labels/standing.py) are rows of their own after it, none without `settled`.
+    Fields that `chosen` lacks have their defaults: without `with_settled_tokens`, the rows have no settled text. The context
+    lines of a sample (tasks/labels/context_lines.py) are rows of their own after it, none without `settled`.
 
     Raises:
         InputChanged: a completion is no longer in its object.
@@ -103,17 +103,17 @@ def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame,
     defaults = {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
     made = rows.select("time", "id", **(columns | defaults))
     if settled and "standing" in rows.columns:
-        made = pl.concat([made, _standing_rows(made, rows.select("id", "standing").drop_nulls(), served, settled)])
+        made = pl.concat([made, _context_line_rows(made, rows.select("id", "standing").drop_nulls(), served, settled)])
     ordered = made.sort("time", "id", "completion_id").select(SCHEMA.names)
     return ordered.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
 
 
-def _standing_rows(made: pl.DataFrame, lines: pl.DataFrame, served: pl.DataFrame, settled: SettledTokens) -> pl.DataFrame:
-    """A row for each standing line of the samples `made`: its prompt, and the rest of the line as settled text."""
+def _context_line_rows(made: pl.DataFrame, lines: pl.DataFrame, served: pl.DataFrame, settled: SettledTokens) -> pl.DataFrame:
+    """A row for each context line of the samples `made`: its prompt, and the rest of the line as settled text."""
     found = [
         (name, f"{name}/{number}", settled.renderer.render(before, after), settled.ids(rest, True))
         for name, cursors, prefix, suffix in lines.join(served.select("id", "prefix", "suffix"), on="id").iter_rows()
-        for number, (before, rest, after) in enumerate(standing.places(prefix, suffix, cursors), 1)
+        for number, (before, rest, after) in enumerate(context_lines.places(prefix, suffix, cursors), 1)
     ]
     columns: dict[str, pl.DataType] = {
         "id": pl.String(),

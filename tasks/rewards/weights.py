@@ -1,7 +1,7 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
 A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and, apart
-from it, the tokens of its settled text and standing lines that are trained on, which bound its part of the cross-entropy. The
+from it, the tokens of its settled text and context lines that are trained on, which bound its part of the cross-entropy. The
 share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales
 all samples of a group, so that their order and sign stay. Where the trainer weighs a text by its probability, it caps the weights
 that result, too (tasks/trainer/update/caps.py).

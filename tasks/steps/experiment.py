@@ -109,9 +109,9 @@ def advance(context: Context, experiment: ExperimentRecord, stage: Stage) -> Exp
 def conclude(context: Context, decision: Decision) -> Decision:
     """Write the decision once, move the aliases, and describe the version with its verdict."""
     store, registry = context.store, context.registry
-    standing = release.conclude(store, registry, decision)
-    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, context.settings, standing))
-    return standing
+    written = release.conclude(store, registry, decision)
+    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, context.settings, written))
+    return written
 
 
 @step("settle", retries=IO_RETRIES)

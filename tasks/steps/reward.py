@@ -1,4 +1,4 @@
-"""The steps `estimate` and `reward` of a cycle."""
+"""The steps `fit keep estimate` and `reward` of a cycle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import pyarrow as pa
 from prefect.logging import get_run_logger
 
 from infra.storage.events import tombstones
-from tasks.labels import samples, standing
+from tasks.labels import context_lines, samples
 from tasks.labels.accounting import Waiting
 from tasks.labels.collect import Collected
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
-from tasks.rewards import drawn
+from tasks.rewards import sampled_groups
 from tasks.rewards.reward import reward_samples, reward_totals
 from tasks.rewards.weights import TooFewToShare
 from tasks.showing import fit as showing
@@ -41,8 +41,8 @@ class Rewarded:
     """Totals of the rewards (Manifest.returns)."""
 
 
-@step("estimate", retries=IO_RETRIES)
-def estimate(context: Context, validated: Validated) -> FittedEstimate | Unfitted:
+@step("fit keep estimate", retries=IO_RETRIES)
+def fit_keep_estimate(context: Context, validated: Validated) -> FittedEstimate | Unfitted:
     """Fit the estimate of what is kept on the samples; the candidate's version gets it. Without one it shows everything."""
     collected = validated.collected
     chosen = collected.accounting.samples
@@ -58,13 +58,13 @@ def reward(context: Context, validated: Validated) -> Rewarded | Waiting:
     partitions, shares = collected.plan.partitions, weight_shares(settings.collect)
     past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
     tombstones.check(store, validated.subjects)  # the text of erased subjects cannot be read any more
-    chosen = standing.with_standing(store, partitions, collected.accounting.samples)
+    chosen = context_lines.with_context_lines(store, partitions, collected.accounting.samples)
     tokens = settled_tokens(context, collected.parent, chosen)
     try:
         batch = reward_samples(samples.with_settled_tokens(chosen, tokens), settings.reward, shares, past)
     except TooFewToShare as error:
         return call_waiting(Waiting("WaitingForUsers", str(error)))
-    groups = drawn_groups(context, collected)
+    groups = groups_of(context, collected)
     tombstones.check(store, validated.subjects)  # nor their tokens
     body = samples.parquet([*samples.tables(store, partitions, batch, tokens), *groups])
     return Rewarded(body, reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language"))))
@@ -78,7 +78,7 @@ def settled_tokens(context: Context, parent: str, batch: pl.DataFrame) -> Settle
     return SettledTokens(renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
 
 
-def drawn_groups(context: Context, collected: Collected) -> list[pa.Table]:
+def groups_of(context: Context, collected: Collected) -> list[pa.Table]:
     """Return the rows of groups drawn from the parent at the samples' positions, as the settings ask for."""
     settings = context.settings
     wanted = settings.train.groups
@@ -91,7 +91,7 @@ def drawn_groups(context: Context, collected: Collected) -> list[pa.Table]:
         most, seed = settings.serving.sampling.max_tokens, settings.train.seed
         return Generator(checkpoint, settings.model).sample(contexts, most, wanted.temperature, seed)
 
-    places = list(drawn.settled_places(context.store, collected.plan.partitions, collected.accounting.samples))
-    found = drawn.draw(places, collected.parent, sampler, wanted, settings.reward, weight_shares(settings.collect))
-    get_run_logger().info("drawn groups: %d rows%s", len(found.samples), found.reason and f", since {found.reason}")
+    places = list(sampled_groups.settled_places(context.store, collected.plan.partitions, collected.accounting.samples))
+    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward, weight_shares(settings.collect))
+    get_run_logger().info("sampled groups: %d rows%s", len(found.samples), found.reason and f", since {found.reason}")
     return [samples.table(found.samples)] if found.samples else []

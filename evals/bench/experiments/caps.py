@@ -25,9 +25,9 @@ from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.decide import decide
 from tasks.labels import users
 from tasks.labels.accounting import WindowCounts, classify
+from tasks.labels.context_lines import without_context_lines
 from tasks.labels.samples import with_settled_tokens
 from tasks.labels.shares import weight_shares
-from tasks.labels.standing import without_standing
 from tasks.rewards.reward import reward_samples
 
 DAY = users.DAY
@@ -111,7 +111,7 @@ def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str)
     labelled = users.with_admission(window.sample(fraction=1, shuffle=True, seed=0), register)
     accounting = classify(labelled, {"1": 0}, np.inf, limits, WindowCounts(window.height))
     assert sum(accounting.buckets.values()) == window.height
-    made = reward_samples(with_settled_tokens(without_standing(accounting.samples), None), Reward(), weight_shares(limits))
+    made = reward_samples(with_settled_tokens(without_context_lines(accounting.samples), None), Reward(), weight_shares(limits))
     theirs = made.filter(pl.col("user").str.starts_with(mark))
     weight = float(made["advantage"].abs().sum())
     return Batch(

@@ -20,9 +20,9 @@ from infra.settings import Settings
 from infra.settings.schema import Groups, Reward
 from tasks.evaluation.judge import ReferenceJudge
 from tasks.evaluation.models.generation import Generator, SampledCompletion
-from tasks.labels import standing
+from tasks.labels import context_lines
 from tasks.labels.samples import SettledTokens
-from tasks.rewards.drawn import SettledPlace, draw
+from tasks.rewards.sampled_groups import SettledPlace, draw
 
 GROUP_SIZE = 8
 SPARE = 1.3
@@ -72,10 +72,10 @@ def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
     tokens = written_tokens(given)
     numbers = range(0, given.count, every)
     samples = [empty_sample(given, number).model_copy(update={"settled_token_ids": tokens[number]}) for number in numbers]
-    return [*(sample for sample in samples if sample.settled_token_ids), *standing_samples(given, numbers)]
+    return [*(sample for sample in samples if sample.settled_token_ids), *context_line_samples(given, numbers)]
 
 
-def standing_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample]:
+def context_line_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample]:
     """Return the context lines of some pauses."""
     settings, renderer = given.settings, given.renderer
     written = SettledTokens(renderer, settings.serving.sampling.max_tokens)
@@ -83,8 +83,8 @@ def standing_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample
     rows = []
     for number in numbers:
         pause = given.pauses[number]
-        cursors = standing.pick(pause.prefix, standing.LINES, seen)
-        for line, (before, rest, after) in enumerate(standing.places(pause.prefix, pause.suffix, cursors), 1):
+        cursors = context_lines.pick(pause.prefix, context_lines.LINES, seen)
+        for line, (before, rest, after) in enumerate(context_lines.places(pause.prefix, pause.suffix, cursors), 1):
             row = empty_sample(given, number, renderer.render(before, after))
             ids = tuple(written.ids(rest, True))
             rows.append(
@@ -140,7 +140,7 @@ def shown_samples(given: Interactions, temperature: float, settled: bool) -> lis
     rewarded = reward_of_samples(
         [sample for sample in usable if sample.token_ids or sample.settled_token_ids], given.settings.reward
     )
-    return [*rewarded, *standing_samples(given, range(given.count))]
+    return [*rewarded, *context_line_samples(given, range(given.count))]
 
 
 def _without_unrewarded(sample: Sample) -> Sample:

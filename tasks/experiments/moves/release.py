@@ -147,11 +147,11 @@ def conclude(store: ObjectStore, registry: Registry, decision: Decision) -> Deci
     known = decision_of(store, test.id)
     if known and by_hand:
         return known
-    standing = known or decision.model_copy(update={"dataset": dataset_of(registry, test.challenger)})
-    moved = moves.write(store, registry, decision.decided, lambda last, seen: _carrying_out(registry, standing, last, seen))
+    written = known or decision.model_copy(update={"dataset": dataset_of(registry, test.challenger)})
+    moved = moves.write(store, registry, decision.decided, lambda last, seen: _carrying_out(registry, written, last, seen))
     if moved or by_hand:
-        return standing
-    return store.put_once(f"decisions/{test.id}.json", standing)
+        return written
+    return store.put_once(f"decisions/{test.id}.json", written)
 
 
 def dataset_of(registry: Registry, version: str) -> str:

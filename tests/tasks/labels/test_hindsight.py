@@ -17,13 +17,13 @@ from infra.records import Completion, Feedback, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
 from infra.storage.store import from_parquet, sha256
-from tasks.labels import explain, hindsight, samples, standing
+from tasks.labels import context_lines, explain, hindsight, samples
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.collect import collect
+from tasks.labels.context_lines import without_context_lines
 from tasks.labels.partitions import HOUR, plan_window
 from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.samples import SettledTokens
-from tasks.labels.standing import without_standing
 from tasks.labels.window import Window
 from tasks.steps import transaction
 from tasks.validation.quarantine import ValidationEvidence
@@ -324,7 +324,7 @@ def test_the_settled_text_of_a_judged_request_reaches_the_next_cycle_once_and_al
 
     def cycle(name: str, now: float) -> list[tuple[str, str, str, int, int]]:
         found = collect(store, registry.client, limits, now)
-        chosen = standing.with_standing(store, found.plan.partitions, found.accounting.samples, 3)
+        chosen = context_lines.with_context_lines(store, found.plan.partitions, found.accounting.samples, 3)
         body = rows.batch(store, found)
         explain.write(store, name, sha256([body]), found.accounting)
         transaction.seal(store, name, transaction.manifest_fields(found, ValidationEvidence(), now), body, limits)
@@ -356,7 +356,7 @@ def test_the_settled_text_becomes_tokens_of_the_parent_and_ends_where_it_is_whol
     found = classify(labelled.with_columns(admitted=pl.lit(True)), LINEAGE.distances(["1"], "1"), NOW + 100, LIMITS, counts)
     (row,) = from_parquet(
         samples.parquet(
-            samples.tables(store, plan.partitions, samples.with_settled_tokens(without_standing(found.samples), made))
+            samples.tables(store, plan.partitions, samples.with_settled_tokens(without_context_lines(found.samples), made))
         ),
         Sample,
     )

@@ -16,9 +16,9 @@ from infra.model.fim import Renderer
 from infra.records import Completion, Feedback
 from infra.settings import ROOT
 from infra.settings.schema import Collect, Reward
+from tasks.labels.context_lines import without_context_lines
 from tasks.labels.samples import SettledTokens, with_settled_tokens
 from tasks.labels.shares import weight_shares
-from tasks.labels.standing import without_standing
 from tasks.rewards.reward import reward_samples
 from tests.tasks.labels.test_accounting import account
 from tests.tasks.labels.test_hindsight import TEXT, asked, behind
@@ -86,7 +86,7 @@ def batch(write: Write, settings: Collect = SETTINGS, team: Write = code) -> Bat
     requests, events = ([row for part in parts for row in part[kind]] for kind in (0, 1))
     accounting = account(requests, events, limits=settings, until=NOW + 1000)
     chosen = with_settled_tokens(
-        without_standing(accounting.samples), SettledTokens(Renderer(tokenizer, "spm", 512, 128), 24, lines=1)
+        without_context_lines(accounting.samples), SettledTokens(Renderer(tokenizer, "spm", 512, 128), 24, lines=1)
     )
     return Batch(reward_samples(chosen, Reward(), weight_shares(settings)))
 

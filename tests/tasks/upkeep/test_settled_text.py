@@ -21,7 +21,7 @@ from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Hindsight
 from infra.storage import cycles
 from infra.storage.store import sha256
-from tasks.labels import explain, samples, standing, users
+from tasks.labels import context_lines, explain, samples, users
 from tasks.labels.collect import Collected, collect
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
@@ -101,7 +101,7 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     written = quarantine.write(store, CYCLE, quarantine.rows(accounting, failed, collected.malformed, rows))
     evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, suite.docs(validation.results)))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
-    chosen = standing.with_standing(store, collected.plan.partitions, accounting.samples)
+    chosen = context_lines.with_context_lines(store, collected.plan.partitions, accounting.samples)
     chosen = samples.with_settled_tokens(chosen, tokens)
     chosen = reward_samples(chosen, SETTINGS.reward, weight_shares(SETTINGS.collect))
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen, tokens))

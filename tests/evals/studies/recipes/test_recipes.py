@@ -200,7 +200,7 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
         made["trained"] += 1
 
     monkeypatch.setattr(cells, "follow", trained)
-    monkeypatch.setattr(samples, "standing_samples", lambda *_: [])
+    monkeypatch.setattr(samples, "context_line_samples", lambda *_: [])
     same = Recipe("", lambda given: [sample_of(3, "a")], {"surrogate_weight": 0.0})
     monkeypatch.setattr(cells, "RECIPES", {"settled": same, "silent": same})
     said: list[str] = []

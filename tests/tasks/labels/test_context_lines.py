@@ -1,4 +1,4 @@
-"""Standing lines: which lines of a prefix become places of their own, in the batch and in the caps."""
+"""Context lines: which lines of a prefix become places of their own, in the batch and in the caps."""
 
 from collections.abc import Sequence, Set
 
@@ -13,7 +13,7 @@ from infra.records import Completion, Sample
 from infra.settings import ROOT
 from infra.settings.schema import Collect
 from infra.storage.store import from_parquet
-from tasks.labels import samples, standing
+from tasks.labels import context_lines, samples
 from tasks.labels.appeared import Histories
 from tasks.labels.partitions import HOUR, plan_window
 from tasks.labels.pipeline import join_partition, merge_partitions
@@ -31,9 +31,9 @@ TEXTS = st.lists(st.sampled_from(["", "a = 1", "    b(2)", "  ", "return x", "é
 
 @given(TEXTS, st.integers(0, 5))
 def test_a_place_is_inside_a_line_that_ends_and_holds_something(prefix: str, most: int) -> None:
-    cursors = standing.pick(prefix, most, set())
+    cursors = context_lines.pick(prefix, most, set())
     assert len(cursors) <= most
-    for before, rest, after in standing.places(prefix, "tail", cursors):
+    for before, rest, after in context_lines.places(prefix, "tail", cursors):
         assert before + rest + after == prefix + "tail"
         assert rest.strip() and "\n" not in rest and after.startswith("\n")
         assert not rest[0].isspace() or before.rpartition("\n")[2].strip(), "not inside the indentation"
@@ -42,22 +42,22 @@ def test_a_place_is_inside_a_line_that_ends_and_holds_something(prefix: str, mos
 @given(TEXTS, st.text("ab\n", max_size=6))
 def test_a_line_is_taken_once_however_the_file_grows(prefix: str, more: str) -> None:
     seen: set[bytes] = set()
-    first = standing.pick(prefix, 99, seen)
-    assert standing.pick(prefix, 99, seen) == []
-    again = standing.pick(prefix + "\n" + more, 99, seen)
+    first = context_lines.pick(prefix, 99, seen)
+    assert context_lines.pick(prefix, 99, seen) == []
+    again = context_lines.pick(prefix + "\n" + more, 99, seen)
     changed = prefix.rfind("\n", 0, max(prefix.rfind("\n"), 0)) + 1
     assert all(cursor >= changed for cursor in again), "only below the last line are lines new"
-    assert first == standing.pick(prefix, 99, set()), "the choice depends on the text alone"
+    assert first == context_lines.pick(prefix, 99, set()), "the choice depends on the text alone"
 
 
 def test_the_first_line_and_the_one_being_typed_are_no_places() -> None:
     """The first may begin in the middle, where the record cuts the prefix."""
-    rests = {rest for _, rest, _ in standing.places(CODE, "", standing.pick(CODE, 99, set()))}
+    rests = {rest for _, rest, _ in context_lines.places(CODE, "", context_lines.pick(CODE, 99, set()))}
     assert len(rests) == 4
     assert all(any(line.endswith(rest) for line in CODE.split("\n")[1:-1]) for rest in rests)
 
 
-def test_standing_lines_are_rows_of_their_sample_with_its_weight() -> None:
+def test_context_lines_are_rows_of_their_sample_with_its_weight() -> None:
     tokenizer = Tokenizer.from_file(str(ROOT / "infra" / "base_model" / "tokenizer.json"))
     made = SettledTokens(Renderer(tokenizer, "spm", 96, 24), 24, 1)
     store = MemoryStore()
@@ -66,7 +66,7 @@ def test_standing_lines_are_rows_of_their_sample_with_its_weight() -> None:
     limits = Collect(max_user_share=1, max_user_weight=1, max_new_users=0)
     accounting, _ = account_with_samples(served, [feedback("f", prefix=CODE, suffix="()\n")], limits=limits)
     plan = rows.plan_store(store)
-    found = standing.with_standing(store, plan.partitions, accounting.samples, 3)
+    found = context_lines.with_context_lines(store, plan.partitions, accounting.samples, 3)
     found = samples.with_settled_tokens(found, made)
     capped = found.with_columns(settled_weight=pl.lit(0.25), reward=pl.lit(1.0), advantage=pl.lit(0.5))
     batch = from_parquet(samples.parquet(samples.tables(store, plan.partitions, capped, made)), Sample)
@@ -83,7 +83,7 @@ def test_standing_lines_are_rows_of_their_sample_with_its_weight() -> None:
         assert any(row.endswith(rest) and rest for row in CODE.split("\n")) and "main" in before + rest
 
 
-def test_standing_lines_count_in_their_users_weight() -> None:
+def test_context_lines_count_in_their_users_weight() -> None:
     frame = sample_frame([sample(user, user=user, settled_token_ids=[7] * 2) for user in "abcd"])
     heavy = frame.with_columns(standing_tokens=pl.when(pl.col("user") == "d").then(30).otherwise(0))
     assert cap_weights(heavy, {"user": 0.25})["settled_weight"].to_list() == pytest.approx([1.0, 1.0, 1.0, 2 / 32])
@@ -97,7 +97,7 @@ MOST = 512 + 4 * 24
 
 
 def rests(prefix: str, pasted: Set[str]) -> set[str]:
-    return {rest.strip() for _, rest, _ in standing.places(prefix, "", standing.pick(prefix, 99, set(), pasted))}
+    return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", context_lines.pick(prefix, 99, set(), pasted))}
 
 
 def seen_as_pasted(*documents: tuple[str, str]) -> set[str]:
@@ -156,13 +156,13 @@ def histories(draw: st.DrawFn) -> list[Completion]:
     return served
 
 
-def standing_of(served: Sequence[Completion], seed: int, objects: int, least: int) -> dict[str, list[int] | None]:
-    """Return the cursors of the standing lines of every other request, which are the samples."""
+def cursors_of(served: Sequence[Completion], seed: int, objects: int, least: int) -> dict[str, list[int] | None]:
+    """Return the cursors of the context lines of every other request, which are the samples."""
     store = store_events(served, [], seed, objects)
     plan = plan_window(store, EVERYTHING, NOW + 9 * HOUR, 60.0, least)
     labelled, _ = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
     samples_ = labelled.filter(pl.col("id").is_in([row.id for row in served][::2]))
-    return dict(standing.with_standing(store, plan.partitions, samples_, 3).select("id", "standing").iter_rows())
+    return dict(context_lines.with_context_lines(store, plan.partitions, samples_, 3).select("id", "standing").iter_rows())
 
 
 def line_of(prefix: str, cursor: int) -> str:
@@ -171,9 +171,9 @@ def line_of(prefix: str, cursor: int) -> str:
 
 @given(histories(), st.integers(0, 99), st.integers(1, 4))
 @settings(max_examples=20, deadline=None)
-def test_standing_lines_depend_on_no_order_object_or_partition(served: list[Completion], seed: int, objects: int) -> None:
-    expected = standing_of(served, 0, 1, 50_000)
-    assert standing_of(served, seed, objects, 1) == expected
+def test_context_lines_depend_on_no_order_object_or_partition(served: list[Completion], seed: int, objects: int) -> None:
+    expected = cursors_of(served, 0, 1, 50_000)
+    assert cursors_of(served, seed, objects, 1) == expected
     seen: dict[str, str] = {}
     for row in served:
         pasted = {line for line in lines_of(row.prefix) - lines_of(seen.get(row.user, row.prefix)) if "compute_" in line}
@@ -186,7 +186,7 @@ WEIGHTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 200)), min_size=
 
 
 @given(WEIGHTS, st.floats(0.2, 0.6), st.floats(0.35, 1))
-def test_standing_lines_and_settled_text_have_one_cap_for_each_user_and_project(
+def test_context_lines_and_settled_text_have_one_cap_for_each_user_and_project(
     tokens: list[tuple[int, int]], share: float, of_project: float
 ) -> None:
     rows_ = [

@@ -9,7 +9,7 @@ import pytest
 from infra.settings.schema import Groups, Reward, Train
 from tasks.evaluation.models.generation import SampledCompletion
 from tasks.rewards.acceptance import fit
-from tasks.rewards.drawn import Drawn, SettledPlace, draw
+from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, draw
 
 REWARD = Reward(accepted=0.75, rejected=-0.05)
 GROUPS = Groups(places=20, size=4, temperature=0.8)
@@ -66,7 +66,7 @@ def test_the_places_do_not_depend_on_their_order_and_end_where_a_line_ends() -> 
     chosen = {s.completion_id for s in draw(some, "7", sampler, GROUPS, REWARD, {}).samples}
     assert {s.completion_id for s in draw(some[::-1], "7", sampler, GROUPS, REWARD, {}).samples} == chosen
     unfinished = [replace(p, settled="total = val") for p in some]
-    assert draw(unfinished, "7", sampler, GROUPS, REWARD, {}) == Drawn()
+    assert draw(unfinished, "7", sampler, GROUPS, REWARD, {}) == SampledGroups()
 
 
 def test_no_user_has_more_than_their_share_of_the_groups() -> None:

@@ -1,4 +1,4 @@
-"""Standing lines: code of the team that a request's prefix shows, as further places to train on.
+"""Context lines: code of the team that a request's prefix shows, as further places to train on.
 
 A request teaches one line, its settled text. The lines above the cursor stand already, and few of them were ever asked for. Some
 become places of their own: the cursor in a line, and the rest of the line as what is written there. A line that an earlier sample
@@ -28,15 +28,17 @@ AT_INDENTATION = 0.4
 """Share of the places that lie before the first character of their line; the others lie anywhere in it."""
 
 
-def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: pl.DataFrame, most: int = LINES) -> pl.DataFrame:
-    """Return samples with `standing`, the cursors of their standing lines in their prefixes, and `standing_text`, their rests.
+def with_context_lines(
+    store: ObjectStore, partitions: Sequence[Partition], samples: pl.DataFrame, most: int = LINES
+) -> pl.DataFrame:
+    """Return samples with the cursors of their context lines in their prefixes (`standing`), and the rests (`standing_text`).
 
     Args:
         samples: classified requests to train on (tasks/labels/accounting.py).
         most: maximum lines of a sample.
     """
     if not most:
-        return without_standing(samples)
+        return without_context_lines(samples)
     seen: set[bytes] = set()
     histories = Histories()
     found: list[tuple[str, list[int], list[str]]] = []
@@ -52,8 +54,8 @@ def with_standing(store: ObjectStore, partitions: Sequence[Partition], samples: 
     return samples.join(pl.DataFrame(found, columns, orient="row"), on="id", how="left", maintain_order="left")
 
 
-def without_standing(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return samples without standing lines."""
+def without_context_lines(samples: pl.DataFrame) -> pl.DataFrame:
+    """Return samples without context lines."""
     none = pl.lit(None, pl.List(pl.Int64)).alias("standing")
     return samples.with_columns(none, standing_text=pl.lit(None, pl.List(pl.String)))
 

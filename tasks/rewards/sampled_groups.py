@@ -56,7 +56,7 @@ class SettledPlace:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledGroups:
     """The rows of a cycle's groups, or why it has none."""
 
     samples: tuple[Sample, ...] = ()
@@ -97,7 +97,7 @@ def draw(
     settings: Groups,
     reward: Reward,
     shares: Mapping[str, float],
-) -> Drawn:
+) -> SampledGroups:
     """Return the rows of groups at some of the places.
 
     Args:
@@ -107,15 +107,15 @@ def draw(
     judged = [place for place in places if place.accepted is not None]
     model = fit([(p.shown, p.settled) for p in judged], [bool(p.accepted) for p in judged])
     if model is None:
-        return Drawn(reason=f"{len(judged)} judged completions with a settled text, too few of them accepted or rejected")
+        return SampledGroups(reason=f"{len(judged)} judged completions with a settled text, too few of them accepted or rejected")
     asked = pick([place for place in places if place.line_is_known], settings.places)
     repeated = [place for place in asked for _ in range(settings.size)]
     completions = sampler([(place.prefix, place.suffix) for place in repeated])
     rows = list(rows_of(repeated, completions, scores(repeated, completions, model, reward), version, settings))
     try:
-        return Drawn(tuple(capped(rows, shares)))
+        return SampledGroups(tuple(capped(rows, shares)))
     except TooFewToShare as error:
-        return Drawn(reason=str(error))
+        return SampledGroups(reason=str(error))
 
 
 def pick(places: Sequence[SettledPlace], most: int) -> list[SettledPlace]:
