@@ -13,7 +13,7 @@ WHAT_TO_DO = "read the log of the red task on this page; a run that ended halfwa
 @flow(name="compaction", flow_run_name="compaction, dry run: {dry_run}", persist_result=False)
 @advised(WHAT_TO_DO)
 def compaction(dry_run: bool = True) -> State:
-    """Put small objects together; what lies in a container since the pass before is removed."""
+    """Combine small objects into containers, and remove the objects that a container holds since the pass before."""
     found = steps.compact(contexts.load(), dry_run)
     return Completed(name="DryRun" if dry_run else "Compacted", message=found.summary())
 

@@ -1,5 +1,5 @@
-"""The experiment watch: it records what was moved by hand, leads the running A/B test through its stages to a verdict, moves the
-versions, and takes a promoted version back that turns out worse, alone or together with those since the anchor."""
+"""The controller: it records moves made by hand, leads the running A/B test through its stages to a verdict, moves the versions,
+and rolls a promoted version back that is worse, alone or together with those since the anchor."""
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -21,7 +21,6 @@ GOES_ON: dict[StageName, str] = {
 }
 """Name of the run's state while a stage goes on."""
 ENDED = {"reject": "Rejected", "breach": "RolledBack", "broken": "Broken"}
-
 
 WHAT_TO_DO = (
     "read the log of the red task on this page; `tabloop status` shows a part that is down. The next run, in 20 seconds, looks "
@@ -51,7 +50,7 @@ def experiment() -> State:
 
 
 def waiting(context: Context, running: ExperimentRecord, found: Found) -> State:
-    """Return the state of a run whose test, or watch, goes on."""
+    """Return the state of a run whose test, or probation, goes on."""
     if running.stage.name == "watch" and steps.settle(context, running):
         return Completed(name="WatchOver", message=f"version {running.challenger} stays champion: {found.verdict.reason}")
     if running.stage.name != "anchor" and (still := steps.stuck(context, running)):

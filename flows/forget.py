@@ -1,4 +1,4 @@
-"""Forget by hand: a user, by the keyed hash that stands in events, or a project."""
+"""Forget a user, by the keyed hash in events, or a project, by hand."""
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -15,7 +15,7 @@ WHAT_TO_DO = (
 @flow(name="forget", flow_run_name="forget, dry run: {dry_run}", persist_result=False)
 @advised(WHAT_TO_DO)
 def forget(user: str = "", project: str = "", by: str = "operator", reason: str = "", dry_run: bool = True) -> State:
-    """Remove the events and samples of one, and say which versions were trained on them."""
+    """Remove the events and samples of a user or a project, and list the versions that were trained on them."""
     found = steps.forget(contexts.load(), user, project, by, reason, dry_run)
     name = "DryRun" if dry_run else "Pending" if found.pending else "Forgotten"
     return Completed(name=name, message=found.summary())

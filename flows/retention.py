@@ -1,4 +1,4 @@
-"""Retention: what is too old goes, and what has come in of those who are forgotten."""
+"""Retention: remove old data, and late events of erased subjects."""
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -13,7 +13,7 @@ WHAT_TO_DO = "read the log of the red task on this page; a run that ended halfwa
 @flow(name="retention", flow_run_name="retention, dry run: {dry_run}", persist_result=False)
 @advised(WHAT_TO_DO)
 def retention(dry_run: bool = True) -> State:
-    """Remove old events, the rows of old cycles, and old weights that nobody can want any more."""
+    """Remove old events, the rows of old cycles, and weights that are no longer used."""
     found = steps.retain(contexts.load(), dry_run)
     return Completed(name="DryRun" if dry_run else "Retained", message=found.summary())
 

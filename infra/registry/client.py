@@ -25,7 +25,7 @@ LOOK_TAG = "mlflow.tabloop.look"
 """Tags that machines read. MLflow's pages show no tag whose name begins with "mlflow."."""
 VERDICT_TAG = "verdict"
 ROLLED_BACK_TAG = "rolled_back"
-"""Tag of a model version: who took it back as champion, and why."""
+"""Tag of a model version: who rolled it back, and why."""
 STATE_TAG = "state"
 """Tag of a model version: its state after its latest move (tasks/experiments/stages/states.py); an alias wins over it."""
 REMOVED_TAG = "checkpoint_removed"
@@ -35,17 +35,17 @@ PAGE = 200
 MOST_DESCRIPTION = 5000
 """Characters of a description that MLflow stores."""
 DESCRIPTION = """\
-The code completion model of this team: each version is a checkpoint that was trained from an earlier version on what became of
-its completions. Version 1 is the base model.
+The code completion model of this team: each version is a checkpoint that was trained from an earlier version on the
+outcomes of its completions. Version 1 is the base model.
 
 - **`champion`** (alias) completes for everybody. **`challenger`** meets a share of the users in an A/B test.
 - A version's **description** decides a review: the verdicts of the offline gate and of the A/B test with their intervals, metrics
   beside champion and base, examples, the requests it learnt from, and links.
 - **`state`**, **`verdict`** and **`verdict.reason`** (tags) say where a version stands and why; **`parent`** is what it was
   trained from, **`manifest_sha256`** its data set, **`evaluation`** the offline gate's verdict.
-- To move the champion: the status page, `make promote`, `make rollback`, or the alias here. The next run of the flow `experiment`
-  records a move of the alias.
-- **Source run** holds settings, curves and reports. `tabloop explain VERSION` tells a version's history.
+- To move the champion: the status page, `tabloop promote`, `tabloop rollback`, or the alias here. The next run of the flow
+  `experiment` records a move of the alias.
+- **Source run** holds settings, curves and reports. `tabloop explain VERSION` shows a version's history.
 """
 """Description of the registered model, where nobody has written another one."""
 

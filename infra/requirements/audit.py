@@ -34,7 +34,7 @@ class Audit:
 
 
 def parse(answer: str) -> Audit:
-    """Return what pip-audit's JSON says; an empty audit if it is none, as after a failed connection."""
+    """Return what pip-audit's JSON says; an empty audit for other text, as after a failed connection."""
     try:
         packages = json.loads(answer)["dependencies"]
     except (ValueError, KeyError):

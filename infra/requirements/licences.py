@@ -59,7 +59,7 @@ def table(file: Path) -> dict[str, str]:
 
 
 def problems(found: dict[str, str], written: dict[str, str]) -> list[str]:
-    """Return what is wrong with the licences of the installed packages."""
+    """Return the faults of the installed packages' licences."""
     blocked = {name: text for name, text in found.items() if BLOCKED.search(text) and not CHOICE.search(text)}
     lines = [f"{name}: {text}: may not be shipped" for name, text in blocked.items() if name not in ACCEPTED]
     lines += [f"{name}: not in {WRITTEN.name}" for name in found if name not in written]

@@ -45,7 +45,7 @@ def declared() -> list[dict[str, Any]]:
 
 
 def release(settings: Settings) -> str:
-    """Return the version that deployments get: a hash of prefect.yaml, of what it refers to and of the flows' files."""
+    """Return the version that deployments get: a hash of prefect.yaml, of the variables it refers to and of the flows' files."""
     digest = hashlib.sha256(DECLARATION.read_bytes())
     for text in (*sorted(variables(settings).values()), *(deployment["entrypoint"] for deployment in declared())):
         digest.update(b"\0" + text.encode())

@@ -1,15 +1,15 @@
-"""Keys and readers of what cycles and decisions leave in the object store.
+"""Keys and readers of the objects of cycles and decisions.
 
 A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/transaction.py):
 
-    docs/, quarantined-SHA256.parquet   what validation found (tasks/validation/quarantine.py)
-    showing.json                        the estimate of what is kept, or why there is none (tasks/showing/fit.py)
+    docs/, quarantined-SHA256.parquet   the findings of validation (tasks/validation/quarantine.py)
+    showing.json                        the keep estimate, or why there is none (tasks/showing/fit.py)
     validation.json                     the quarantined requests, each with its reason
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     users-SHA256.parquet                the users who are known (tasks/labels/users.py)
-    held-out-SHA256.parquet             the team's own held-out set (tasks/evaluation/team_set.py)
-    held-out-completions-...parquet     what models completed there (tasks/evaluation/models/completions.py)
-    samples-SHA256.parquet              what is trained; the name holds the checksum, so that a second writer cannot change it
+    held-out-SHA256.parquet             the team's own evaluation set (tasks/evaluation/team_set.py)
+    held-out-completions-...parquet     the completions of models there (tasks/evaluation/models/completions.py)
+    samples-SHA256.parquet              the samples; the name holds the checksum, so that a second writer cannot change it
     settings.json                       the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it
     training.json                       the trainer's metrics
@@ -95,9 +95,9 @@ def dataset_id(store: ObjectStore, cycle: str) -> str:
 
 
 def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
-    """Return the settings with which a cycle continues: `reward`, `train` and what decides its evaluation as they were sealed.
+    """Return the settings with which a cycle continues: `reward`, `train` and those of its evaluation are the sealed ones.
 
-    The rest is as it is today, as addresses, credentials and how completions are sampled.
+    The others are the current ones, such as addresses, credentials and the sampling of completions.
     """
     saved = store.get_json(key(cycle, "settings.json"))
     sections = {name: type(getattr(settings, name)).of_stored(saved[name]) for name in ("reward", "train")}

@@ -15,7 +15,7 @@ REQUESTS, ANSWERS = "requests/moves/", "requests/answers/"
 Kind = Literal["promote", "roll_back", "pause", "resume"]
 Source = Literal["page", "command", "approval", "controller"]
 EXPIRES_SECONDS = 300.0
-"""Seconds in which the controller must find a request: an old one surprises whoever has done something else meanwhile."""
+"""Seconds in which the controller must find a request: after this time the administrator may have done something else."""
 
 
 def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: float, source: Source = "page") -> MoveRequest:

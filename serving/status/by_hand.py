@@ -33,7 +33,7 @@ KINDS: dict[str, move_requests.Kind] = {
     "/admin/pause": "pause",
     "/admin/resume": "resume",
 }
-"""What each route asks for."""
+"""The request of each route."""
 MAX_BYTES = 16_384
 MOST_REASON = 500
 """Characters of a reason."""
@@ -51,7 +51,7 @@ BODY = object_schema(
 
 @dataclass(frozen=True)
 class HandSources:
-    """What the routes read and write."""
+    """Clients of the routes."""
 
     access: Access
     registry: Registry
@@ -109,7 +109,7 @@ def parse(body: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _check(registry: Registry, kind: move_requests.Kind, version: str, champion: str) -> None:
-    """Refuse what the controller would refuse: an unknown version, another champion than asked, no such test."""
+    """Refuse a request that the controller would refuse: an unknown version, another champion than asked, no such test."""
     try:
         registry.version(version)
     except NotRegistered:

@@ -9,7 +9,7 @@ from infra.storage.store import ObjectStore
 
 @dataclass(frozen=True)
 class Asked:
-    """A request and what became of it."""
+    """A request for a move and its answer."""
 
     request: MoveRequest
     answer: MoveAnswer | None

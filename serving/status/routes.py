@@ -104,7 +104,7 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
 
 
 def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
-    """Add the page, its parts that change, its script and its login; return the headers of what a browser shows."""
+    """Add the page, its parts that change, its script and its login; return the headers of the pages."""
     source = (FOLDER / "status.html").read_text().replace("/* charts */", charts.STYLE)
     environment, headers = _environment(), security_headers(source)
     page, live = environment.from_string(source), environment.from_string((FOLDER / "live.html").read_text())
@@ -160,7 +160,7 @@ def _login_answer(answer: Answer) -> Response:
 
 
 def security_headers(page: str) -> dict[str, str]:
-    """Return the headers of what a browser shows: the page's own style, this app's script, no frame."""
+    """Return the headers of the pages: the page's own style, this app's script, no frame."""
     policy = {
         "default-src": "'none'",
         "style-src": _hashes(STYLE.findall(page)),

@@ -1,4 +1,4 @@
-"""What the status page shows, from the last answers of registry and store and from what this replica served."""
+"""The values of the status page, from the last answers of registry and store and from this replica's own requests."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def page_values(
         status: what GET /admin/status answers.
         running: the running experiment.
         now: Unix seconds.
-        project: whose requests are shown, where they are told apart by project; ALL_PROJECTS: those of every one.
+        project: the project whose requests are shown, where metrics are by project; ALL_PROJECTS: all of them.
     """
     # The analysis of an earlier test says nothing about the running one.
     analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None
@@ -56,7 +56,7 @@ def page_values(
 
 
 def _experiment(data: StatusData, analysis: Decision | None, now: float) -> dict[str, Any]:
-    """Return what the looks at the shown experiment tell."""
+    """Return the values of the looks at the shown experiment."""
     watched = data.watched
     if watched and analysis and watched.experiment.id != analysis.experiment.id:
         watched = None

@@ -15,7 +15,7 @@ from tasks.labels.shares import choose, least_groups, sample_shares
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BUCKET = pl.Enum(BUCKETS)
 COUNTS = ("tokens", "logprobs", "logprob_lowest", "logprob_highest")
-"""What is known of the sampled tokens; 0 where they are not trained on."""
+"""Counts of the sampled tokens and bounds of their log-probabilities; 0 where they are not trained on."""
 
 
 class Unaccounted(AssertionError):
@@ -36,7 +36,7 @@ class WindowCounts:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a cycle does not begin yet, or not go on."""
+    """Why a cycle does not begin yet, or stops."""
 
     state: str
     """Name of the state in which the flow ends."""
@@ -221,7 +221,7 @@ def assign_buckets(
 
 
 def with_targets(labelled: pl.DataFrame, max_staleness: int) -> pl.DataFrame:
-    """Return the requests with what is trained on of those that nobody judged; they stay `unjudged` only where something is.
+    """Return the requests with the targets of those without an answer; without a target these lose the outcome `unjudged`.
 
     Their sampled tokens count where they can be corrected for the policy that sampled them and the settled text gives them a
     reward, else their settled text alone does. Of a version that the registry lacks nothing counts.

@@ -1,9 +1,9 @@
 """Lines that appeared at once between two requests of a user, as a paste or an agent writes them. Pure.
 
-What a user's requests of a file showed so far is its history. Lines that no earlier request showed either were written since the
-last one, or stood outside of what was sent. They were written if they stand next to two lines that an earlier request showed with
-something else at that side. If more of them appeared since the last request than a developer types between two completions, they
-are all pasted.
+The history of a file is the text that a user's requests have shown so far. Lines that no earlier request showed were either
+written since the last one, or stood outside the text that was sent. They were written if they stand next to two lines that an
+earlier request showed with something else at that side. If more of them appeared since the last request than a developer types
+between two completions, they are all pasted.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ END = ""
 
 @dataclass
 class FileHistory:
-    """What the requests of a user showed of a file; lines without the blanks around them, blank lines left out."""
+    """The lines of a file that a user's requests have shown, without the blanks around them; blank lines are left out."""
 
     lines: set[str] = field(default_factory=set)
     pairs: set[tuple[str, str]] = field(default_factory=set)

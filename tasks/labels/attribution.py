@@ -67,7 +67,7 @@ def attribute(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: f
 def unique(completions: pl.DataFrame) -> pl.DataFrame:
     """Return each completion once, by time, then id; of different deliveries under one id the latest and longest.
 
-    The column `blank` is true if the text has nothing to show, `unreported` if its editor tells nothing of it (unreported.py).
+    The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py).
     """
     size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
     once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
@@ -268,7 +268,7 @@ def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
 
 
 def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
-    """Return completions as matches that say nothing of them: their whole text counts as shown, with the outcome `unjudged`."""
+    """Return completions as matches without an answer: their whole text counts as shown, with the outcome `unjudged`."""
     length = pl.col("text").str.len_chars().cast(pl.Int64)
     return completions.select(
         *("text", "held_back", "token_ends", "logprobs"),

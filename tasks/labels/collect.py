@@ -97,10 +97,10 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
 
 
 def without_decided(store: ObjectStore, labelled: pl.DataFrame, manifests: Sequence[Manifest]) -> pl.DataFrame:
-    """Return labelled completions without those from before the window that the ancestry does not wait for.
+    """Return labelled completions; of those from before the window, only the ones that the ancestry waits for.
 
-    Of those that it trained on before their text had settled, `settled_late`, the settled text alone counts: they come as
-    requests that nobody judged, without kept characters.
+    Where it trained on a completion before its text had settled (`settled_late`), the settled text alone counts: the completion
+    comes as one without an answer and without kept characters.
     """
     labelled = labelled.with_columns(settled_late=pl.lit(False))
     late = labelled.filter("late")["time"].min()
@@ -127,7 +127,7 @@ def held_out_files(labelled: pl.DataFrame, settings: Settings) -> frozenset[str]
 
 
 def register_after(store: ObjectStore, labelled: pl.DataFrame, until: float, settings: Settings, now: float) -> pl.DataFrame:
-    """Return the known users with those of a window; who opted out stays unknown."""
+    """Return the known users with those of a window; users who opted out stay unknown."""
     known = users.read(store, now - users.KNOWN_DAYS * users.DAY)
     counted = labelled.filter(~pl.col("opted_out"), pl.col("time") <= until).select("user", "credential", "time")
     return users.admit(counted, known, settings.collect.max_new_users)

@@ -1,9 +1,9 @@
-"""Context lines: code of the team that a request's prefix shows, as further places to train on.
+"""Context lines: code of the team that a request's prefix shows, as further positions to train on.
 
-A request teaches one line, its settled text. The lines above the cursor stand already, and few of them were ever asked for. Some
-become places of their own: the cursor in a line, and the rest of the line as what is written there. A line that an earlier sample
-of the batch has is not taken again, nor is one that a paste or an agent wrote since the window began (appeared.py). Pure, but for
-the reading of the requests; the same for any partitions.
+A request teaches one line, its settled text. The lines above the cursor are written already, and few of them were ever
+requested. Some become positions of their own: the cursor in a line, and the rest of the line as its settled text. A line that an
+earlier sample of the batch has is not taken again, nor is one that a paste or an agent wrote since the window began
+(appeared.py). Pure, but for the reading of the requests; the same for any partitions.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ LINES = 3
 NEAREST = 40
 """Lines above the cursor that are looked at."""
 AT_INDENTATION = 0.4
-"""Share of the places that lie before the first character of their line; the others lie anywhere in it."""
+"""Share of the cursors before the first character of their line; the others are anywhere in it."""
 
 
 def with_context_lines(
@@ -83,12 +83,12 @@ def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[str] = frozenset(
 
 
 def rest_of_line(prefix: str, cursor: int) -> str:
-    """Return what stands between a cursor and the end of its line."""
+    """Return the text between a cursor and the end of its line."""
     return prefix[cursor : prefix.index("\n", cursor)]
 
 
 def places(prefix: str, suffix: str, cursors: Sequence[int]) -> Iterator[tuple[str, str, str]]:
-    """Yield for each cursor what stands before it, the rest of its line, and what stands after that."""
+    """Yield for each cursor the text before it, the rest of its line, and the text after that."""
     for cursor in cursors:
         rest = rest_of_line(prefix, cursor)
         yield prefix[:cursor], rest, prefix[cursor + len(rest) :] + suffix

@@ -48,7 +48,7 @@ class Fate:
     """Why it is quarantined; empty in the other buckets."""
 
     settled: str = ""
-    """By which request its settled text is known, or why it is not (tasks/labels/hindsight.py)."""
+    """The request that shows its settled text, or why none does (tasks/labels/hindsight.py)."""
 
     result: str = ""
     """How the cycle ended: registered, refused or abandoned; empty while it runs."""
@@ -81,7 +81,7 @@ def write(store: ObjectStore, cycle: str, samples_sha256: str, accounting: Reque
 def undecided(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:
     """Return the ids of the completions that these cycles left without a label, and that none of them trained on.
 
-    A cycle of which retention removed the requests has none.
+    A cycle whose requests retention removed has none.
     """
     waiting: set[str] = set()
     decided: set[str] = set()

@@ -1,6 +1,6 @@
-"""Settled text: what stands, a while later, where a completion would have stood. Pure; rows in any order.
+"""Settled text: the text at a completion's position some time later. Pure; rows in any order.
 
-The requests of a user in a project show what became of the places of earlier ones (tasks/labels/places.py). Of the later requests
+The requests of a user in a project show the positions of earlier ones again (tasks/labels/places.py). Of the later requests
 between `quiet_seconds` and `most_seconds` after a request, the last that shows its place counts: if a text is written again
 within that time, the later text is the settled one. Lines that changed within `quiet_seconds` before are cut off. Where the
 stream does not show the text, or shows that it is still being written, there is none, and UNSETTLED says why.
@@ -134,7 +134,7 @@ class _Requests:
                 yield id, self._last(at, stop, views, settings) if quiet else "not_shown", self._written(at, views, settings)
 
     def _views(self, at: int, stop: int, settings: Hindsight) -> "_Views | Reason":
-        """Return what later requests show of a place, or why they cannot tell."""
+        """Return the views of later requests at a place, or why they show none."""
         if self.hidden[at]:
             return "opted_out" if self.hidden[at] == "opted_out" else "redacted"
         if stop == at + 1:
@@ -216,7 +216,7 @@ class _Requests:
 
 
 class _Views(NamedTuple):
-    """What later requests show of a place."""
+    """The views of later requests at a place."""
 
     requests: _Requests
     at: int
@@ -229,7 +229,7 @@ class _Views(NamedTuple):
         return found.size if isinstance(found := self.of(later), View) else None
 
     def of(self, later: int) -> View | Missing | Literal["redacted", "opted_out"]:
-        """Return what a later request shows of the place, or why that is not known."""
+        """Return the view of a later request at the place, or why it is not known."""
         requests = self.requests
         here, there = requests.files[self.at], requests.files[later]
         if here != there and (self.short or (here and there)):

@@ -1,6 +1,6 @@
 """Merge the events of an impression, one completion shown to a developer, into its outcome and its place. Pure.
 
-An event that says why nothing was taken may say so without a decision: what nobody saw or judged is not rejected by it.
+An event with a reason why nothing was taken may carry no decision: a completion that nobody saw or answered is not rejected.
 """
 
 import polars as pl
@@ -12,7 +12,7 @@ STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "acc
 """Outcomes from weak to strong. A later accept overrides a rejection: Continue rejects by itself after 10 s, and a Tab after that
 still counts. The text that remains after a while is stronger evidence, an explicit thumbs down the strongest."""
 NOT_JUDGED: tuple[NotTaken, ...] = ("cancelled", "typed_through", "replaced", "empty")
-"""Reasons for which a rejection says nothing against the text: nobody saw or judged it, or it was typed as it stood."""
+"""Reasons for which a rejection is no evidence against the text: nobody saw or answered it, or it was typed as it stood."""
 WHO = ["project", "user"]
 REPORTED = pl.Enum(["shown", "unjudged", "nothing", *STRENGTH[1:]])
 
@@ -23,7 +23,7 @@ def impression() -> pl.Expr:
 
 
 def judged_outcome() -> pl.Expr:
-    """Return the outcome of an event; a rejection for one of NOT_JUDGED is none."""
+    """Return the outcome of an event; a rejection for one of NOT_JUDGED counts as shown."""
     none = (pl.col("outcome").cast(pl.String) == "rejected") & pl.col("reason").cast(pl.String).is_in(NOT_JUDGED)
     return pl.when(none).then(pl.lit("shown")).otherwise(pl.col("outcome").cast(pl.String)).cast(REPORTED).alias("outcome")
 

@@ -1,7 +1,7 @@
-"""What completions are worth, one definition each: expressions over labelled requests, and their sums by group. Pure.
+"""The measures of completions, one definition each: expressions over labelled requests, and their sums by group. Pure.
 
 The ratios of the sums are in infra/records/measures.py; infra/docs/how/measures.md has them in words. The A/B test takes its
-metrics from the same expressions (tasks/experiments/counting/metrics.py), and the reward what is kept.
+metrics from the same expressions (tasks/experiments/counting/metrics.py), and the reward takes the kept characters.
 """
 
 from typing import get_args
@@ -26,9 +26,9 @@ SHOWN = JUDGED | ~(
     | (pl.col("finish_reason").cast(pl.String) == "disconnected")
     | pl.col("not_taken").cast(pl.String).is_in(["cancelled", "empty"]).fill_null(False)
 )
-"""The developer saw it. An editor closes the connection of what is typed over; where it showed the text before, it is judged."""
+"""The developer saw it. An editor closes the connection of a completion that is typed over; one that was shown has an answer."""
 ACCEPTED = JUDGED & (pl.col("accepted_characters") >= 0.5 * pl.max_horizontal("shown_characters", pl.lit(1)))
-"""At least half of what was shown was accepted, or is still there where the editor tells."""
+"""At least half of the shown text was accepted, or is still there where the editor reports that."""
 _KNOWN = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", "shown_characters"))
 KEPT = pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", _KNOWN)).otherwise(0)
 """Accepted characters that stand in the settled text; all accepted ones where that is unknown (null values are ignored)."""
@@ -56,7 +56,7 @@ assert SUMS.keys() == Measures.model_fields.keys()
 def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
     """Return the measures of a window's requests: of all, by language, by decile of users, and of the exploring ones.
 
-    Requests of users whose editor reported nothing in the window count nowhere: what became of them is not known.
+    Requests of users whose editor reported nothing in the window count nowhere: their outcome is not known.
 
     Args:
         classified: labelled requests with their `bucket` (tasks/labels/accounting.py).
@@ -80,7 +80,7 @@ def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
 def served(classified: pl.DataFrame) -> tuple[ServedVersion, ...]:
     """Return the acceptance of each version that served in a window, over all projects and in each of the MOST_PROJECTS largest.
 
-    Left out are versions with fewer than two users, of which no interval is known.
+    Versions with fewer than two users are left out: they have no interval.
 
     Args:
         classified: labelled requests with their `bucket` (tasks/labels/accounting.py).

@@ -61,7 +61,7 @@ class Partition:
     """Impressions, by hash, of other partitions that have events in these hours."""
     erased: ErasedSubjects
     reach_seconds: float
-    """Seconds after its end within which it reads requests: they show what became of its own, or have a clock that is ahead."""
+    """Seconds after its end within which it reads requests: they show its own settled text, or have a clock that is ahead."""
     hindsight: Hindsight
 
     def owns(self, when: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ class Ending(NamedTuple):
     block: str
     """The first lines that are not blank."""
     behind: str
-    """What follows these lines."""
+    """The text after these lines."""
     strong: bool
     """The lines are no accident wherever they stand; else they must be the document's last."""
 
@@ -105,7 +105,7 @@ class Place(NamedTuple):
     ending: Ending | None
 
     def view(self, document: str, cursor: int) -> View | Missing:
-        """Return what stands at the place in a later document with its cursor, or why that is not known."""
+        """Return the text at the place in a later document with its cursor, or why it is not known."""
         at = document.find(self.anchor)
         if at < 0:
             return "prefix_changed" if self._changed_before(document, cursor) else "not_shown"

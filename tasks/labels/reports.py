@@ -29,7 +29,7 @@ def latest_report(feedback: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
 
 
 def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
-    """Return labelled completions with what was reported of them, and without any text of those that may have none."""
+    """Return labelled completions with their reports, and without the text of those that may have none."""
     if not set(REPORTS) <= set(matches.columns):
         return _without_hidden(labelled)
     told = matches.drop_nulls("told_at").sort("told_at", "told_settled", "told_kept", "told_text", nulls_last=False)
@@ -87,7 +87,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
 def _without_hidden(labelled: pl.DataFrame) -> pl.DataFrame:
     """Remove the settled text of users who opted out and of requests that held a secret.
 
-    A completion that nobody judged has no outcome where neither its settled text nor what was kept of it is known.
+    A completion without an answer has no outcome where neither its settled text nor its kept characters are known.
     """
     hidden = pl.col("opted_out") | pl.col("redacted")
     columns = ("settled", "settled_whole", "settled_by", "kept_characters", "written")

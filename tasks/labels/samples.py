@@ -49,11 +49,11 @@ class SettledTokens:
 
 
 def with_settled_tokens(chosen: pl.DataFrame, settled: SettledTokens | None) -> pl.DataFrame:
-    """Return classified requests with what is trained on of written text: `settled_token_ids` and `standing_tokens`, a number.
+    """Return classified requests with the written text to train on: `settled_token_ids`, and the number `standing_tokens`.
 
     Args:
         chosen: with the columns of tasks/labels/context_lines.py.
-        settled: None: nothing written is trained on.
+        settled: None: no written text is trained on.
     """
     rows = chosen.select("settled", "settled_whole", "standing_text").iter_rows()
     ids = [
@@ -72,7 +72,7 @@ def tables(
     """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
 
     Fields that `chosen` lacks have their defaults: without `with_settled_tokens`, the rows have no settled text. The context
-    lines of a sample (tasks/labels/context_lines.py) are rows of their own after it, none without `settled`.
+    lines of a sample (tasks/labels/context_lines.py) are rows of their own after it; without `settled` there are none.
 
     Raises:
         InputChanged: a completion is no longer in its object.

@@ -1,14 +1,14 @@
-"""Requests of which the editor tells nothing by its own rules, since they were not taken. Pure; rows in any order.
+"""Requests that the editor does not report by its own rules, since they were not taken. Pure; rows in any order.
 
-Continue starts a timer of ten seconds when it shows a suggestion, and tells at its end that it was not taken. It tells nothing
-(`markDisplayed` in Continue's core/autocomplete/util/AutocompleteLoggingService.ts) where, before that,
+Continue starts a timer of ten seconds when it shows a suggestion, and reports at its end that it was not taken. It reports
+nothing (`markDisplayed` in Continue's core/autocomplete/util/AutocompleteLoggingService.ts) where, before that,
 
 - the next suggestion continues it: the first line of one of the two is the start or the end of the other's. Most often the
   developer typed on along the first, and the rest of it is shown again;
 - or the next suggestion replaces it within half a second.
 
-Nor does it tell of a request that it closed, since something else was typed: its answer is not shown. A suggestion that is taken
-is always told.
+Nor does it report a request that it closed, since something else was typed: its answer is not shown. It always reports a
+suggestion that is taken.
 
 So these are not missing at random: none was taken. How many there are depends on the model, since long lines are typed along more
 often than short ones, slow answers are closed more often, and unsteady ones replaced. An A/B test that left the continued ones
@@ -18,7 +18,7 @@ out found a version of shorter suggestions 2.8 points worse than it was (infra/d
 import polars as pl
 
 TIMER_SECONDS = 10.0
-"""Seconds after which Continue tells of a suggestion that was not taken."""
+"""Seconds after which Continue reports a suggestion that was not taken."""
 REPLACED_SECONDS = 0.5
 """Seconds before which a suggestion that another one replaces does not count for Continue."""
 REACH_SECONDS = 2 * TIMER_SECONDS
@@ -29,7 +29,7 @@ CLIENTS = ("continue",)
 
 
 def unreported(served: pl.DataFrame) -> pl.Series:
-    """Return of which completions the editor tells nothing, if it tells of any (metrics.py asks for that).
+    """Return which completions the editor does not report, if it reports any (metrics.py checks that).
 
     Args:
         served: infra.records.Completion with `blank`, each once, and all up to REACH_SECONDS after those that matter.
@@ -42,7 +42,7 @@ def unreported(served: pl.DataFrame) -> pl.Series:
     line, following = pl.col("line"), pl.col("following")
     related = line.str.starts_with(following) | line.str.ends_with(following)
     related |= following.str.starts_with(line) | following.str.ends_with(line)
-    untold = (
+    missing = (
         served.lazy()
         .with_row_index("row")
         .filter(displayed)
@@ -62,4 +62,4 @@ def unreported(served: pl.DataFrame) -> pl.Series:
     )
     closed = served.select((follows_the_rules & (ended == "disconnected")).fill_null(False)).to_series()
     rows = pl.int_range(served.height, eager=True, dtype=pl.UInt32)
-    return (closed | rows.is_in(untold["row"].implode())).alias("unreported")
+    return (closed | rows.is_in(missing["row"].implode())).alias("unreported")

@@ -1,8 +1,8 @@
-"""The known users: who counts in training and in A/B tests, and since when.
+"""The known users, who count in training and in A/B tests, and the time from which they count.
 
 A credential that may name users can invent them. So at most `collect.max_new_users` users a credential and day, the first to send
-a request, become known; requests before that count nowhere. What is known passes from cycle to cycle in a register, an object of
-the last sealed cycle, a row a user:
+a request, become known; requests before that count nowhere. The known users pass from cycle to cycle in a register, an
+object of the last sealed cycle, a row a user:
 
     user, credential   the credential with which the user became known
     admitted           time of the first request that counts

@@ -1,4 +1,4 @@
-"""The chance that a developer accepts a text, given what was really written at the place. Pure.
+"""The chance that a developer accepts a text, given the settled text at its position. Pure.
 
 A logistic regression on how much the two texts have in common, fitted on a cycle's judged completions whose settled text is
 known. It scores completions that nobody saw. scikit-learn takes a second to import, so it is imported inside the function.

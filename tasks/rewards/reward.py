@@ -23,10 +23,10 @@ LEAST_OF_A_LANGUAGE = 50
 
 
 def reward(settings: Reward) -> pl.Expr:
-    """Return the reward by outcome and by what is kept: `kept_characters` of the settled text, null where that is unknown.
+    """Return the reward by outcome and by `kept_characters`, those in the settled text; null where that is unknown.
 
-    An accept earns the kept share of an accept and the rest of a rejection, and so does a partial accept by its accepted share. A
-    rejection costs only the share that the developer did not then write. What nobody judged is rewarded by its kept share,
+    An accept earns the kept share of an accept and the rest of a rejection, and so does a partial accept by its accepted share.
+    A rejection costs only the share that the developer did not then write. Without an answer, the reward is the kept share,
     tempered by NO_RESPONSE; without a settled text it has no reward.
     """
     outcome, shown = pl.col("outcome"), pl.max_horizontal("shown_characters", pl.lit(1))

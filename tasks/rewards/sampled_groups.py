@@ -1,10 +1,10 @@
-"""Groups that a cycle draws itself: completions of the parent at recorded places, which nobody saw.
+"""GRPO groups that a cycle samples itself: completions of the parent at recorded positions, which nobody saw.
 
-Where the settled text of a place is known, completions can be scored against it without showing them to anybody. Of some places
-the cycle samples several completions from the policy that the update starts from, scores each by the chance that a developer
-accepts it (tasks/rewards/acceptance.py), and estimates its advantage within its group (GRPO: Shao et al. 2024, "DeepSeekMath",
-section 4.1.2). The rows are samples with the outcome "judged", sealed with the others: what resumes, caps, forgets and names the
-data covers them.
+Where the settled text of a position is known, completions can be scored against it without showing them to anybody. At some
+positions the cycle samples several completions from the policy that the update starts from, scores each by the chance that a
+developer accepts it (tasks/rewards/acceptance.py), and estimates its advantage within its group (GRPO: Shao et al. 2024,
+"DeepSeekMath", section 4.1.2). The rows are samples with the outcome "judged", sealed with the others: resuming, caps and
+erasure cover them.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ Sampler = Callable[[Sequence[tuple[str, str]]], "Sequence[SampledCompletion]"]
 
 @dataclass(frozen=True)
 class SettledPlace:
-    """A recorded place with its settled text, and what was shown there."""
+    """A recorded position with its settled text, and the text that was shown there."""
 
     id: str
     """Of the request."""
@@ -47,7 +47,7 @@ class SettledPlace:
     whole: bool
     shown: str
     accepted: bool | None
-    """Whether the developer accepted it; None if nobody judged it, or took a part."""
+    """Whether the developer accepted it; None without an answer, or where a part was accepted."""
 
     @property
     def line_is_known(self) -> bool:
@@ -102,7 +102,7 @@ def draw(
 
     Args:
         version: policy that the sampler samples from.
-        shares: largest share of the groups' weight, by the column that names who has it.
+        shares: largest share of the groups' weight, by the column that names the group.
     """
     judged = [place for place in places if place.accepted is not None]
     model = fit([(p.shown, p.settled) for p in judged], [bool(p.accepted) for p in judged])
@@ -143,7 +143,7 @@ def rows_of(
     version: str,
     settings: Groups,
 ) -> Iterator[Sample]:
-    """Yield the row of each completion whose group has something to tell; places of one group stand side by side."""
+    """Yield the row of each completion with an advantage; the places of one group are adjacent."""
     advantages = group_advantages(rewards, [place.id for place in places])
     rows = zip(places, completions, rewards, advantages, strict=True)
     for number, (place, completion, earned, advantage) in enumerate(rows):
@@ -167,7 +167,7 @@ def rows_of(
 
 
 def capped(rows: Sequence[Sample], shares: Mapping[str, float]) -> Iterator[Sample]:
-    """Yield the rows with the advantages of those who have more than their share scaled down to it.
+    """Yield the rows; the advantages of groups above their share are scaled down to it.
 
     Raises:
         TooFewToShare: fewer have weight than the shares ask for.

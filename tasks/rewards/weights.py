@@ -20,7 +20,7 @@ class TooFewToShare(ValueError):
 
 
 def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFrame:
-    """Return samples in which the advantages of groups above their share are scaled down to it, and so is what was written.
+    """Return samples with the advantages and the written text of groups above their share scaled down to it.
 
     Adds the column `settled_weight`, from 0 to 1.
 

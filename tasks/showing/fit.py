@@ -1,7 +1,7 @@
-"""Fit the estimate of what is kept: a logistic regression on the beginnings of a cycle's completions.
+"""Fit the keep estimate: a logistic regression on the beginnings of a cycle's completions.
 
-The reliability is that of an estimate which was fitted on the earlier completions alone, on the later ones. scikit-learn takes a
-second to import, so it is imported inside the function.
+The reliability is measured on the later completions, with an estimate that was fitted on the earlier ones alone. scikit-learn
+takes a second to import, so it is imported inside the function.
 """
 
 from collections import Counter
@@ -20,13 +20,13 @@ from tasks.showing.labels import LabelledCompletion
 from tasks.showing.reliability import Reliability, reliability
 
 LEAST_COMPLETIONS = 200
-"""Completions that an estimate, and its check, are worth trying with."""
+"""Minimum completions to fit and check an estimate."""
 LEAST_EACH = 50
-"""Beginnings that were kept, and that were not, that it needs at least."""
+"""Minimum beginnings that were kept, and that were not."""
 LEAST_LANGUAGE = 200
-"""Completions in a language from which on it has a weight of its own."""
+"""Minimum completions of a language with a weight of its own."""
 MOST_SELECTION = 2.0
-"""Largest correction, in log-odds, for choosing what looks best."""
+"""Largest correction, in log-odds, for choosing the beginning that looks best."""
 LATER = 0.25
 """Share of the completions, the latest, that the estimate is checked on."""
 
@@ -39,9 +39,9 @@ class FittedEstimate(Record):
     reliability: Reliability
     """Of an estimate fitted on the earlier completions, on all beginnings of the later ones."""
     chosen: Reliability | None
-    """The same on the beginning of each completion that looks best; none where of none is known whether it was kept."""
+    """The same on the beginning of each completion that looks best; None where the outcome of all is unknown."""
     served: Reliability | None = None
-    """Of the chances by which serving decided, on what it showed; none where no version had an estimate."""
+    """Of the chances by which serving decided, on the text it showed; None where no version had an estimate."""
     completions: int
     """Number of completions it was fitted on."""
 
@@ -155,7 +155,7 @@ def _fitted(completions: Sequence[LabelledCompletion], temperature: float) -> Es
         return None
     rows = np.concatenate([_features(c, acceptance) for c in completions])[known]
     means, scales = rows.mean(0), rows.std(0)
-    scales[scales < 1e-9] = 1.0  # a feature that is the same for all tells nothing
+    scales[scales < 1e-9] = 1.0  # a feature that is the same for all carries no information
     counts = Counter(c.place.language for c in completions)
     languages = sorted(name for name, count in counts.items() if name and count >= LEAST_LANGUAGE)
     of_row = np.array(list(chain.from_iterable([c.place.language] * len(c.ends) for c in completions)))[known]

@@ -1,7 +1,7 @@
-"""What was kept of completions, up to each of their tokens: the labels of the estimate of what is kept (infra/model/showing.py).
+"""The labels of the keep estimate (infra/model/showing.py): whether a completion was kept, up to each of its tokens.
 
-Of a completion whose settled text is known, every beginning has a label, shown or not: it is kept if the settled text begins with
-it. Of one that was only judged, the shown text has a label: it is kept if it was accepted in whole.
+Where the settled text of a completion is known, every beginning has a label, shown or not: it is kept if the settled text begins
+with it. Where only the developer's answer is known, the shown text has a label: it is kept if it was accepted in whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from tasks.labels.partitions import Partition
 from tasks.labels.read import read_completions
 
 JUDGED = {"accepted": 1.0, "rejected": 0.0}
-"""Labels of outcomes; a part that was accepted says nothing of all that was shown."""
+"""Labels of outcomes; a partial accept is no label of the whole shown text."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledCompletion:
-    """A completion of T tokens with what was kept of it."""
+    """A completion of T tokens with the label of each beginning."""
 
     place: Place
     temperature: float
@@ -32,11 +32,11 @@ class LabelledCompletion:
     ends: Sequence[int]
     """Characters of the text up to each token [T]."""
     kept: np.ndarray
-    """1 where the text up to a token is kept, 0 where not, NaN where that is not known [T]."""
+    """1 where the text up to a token is kept, 0 where not, NaN where it is unknown [T]."""
     accepted: bool | None
-    """Whether the developer accepted it; none if nobody judged it."""
+    """Whether the developer accepted it; None without an answer."""
     decided: tuple[float, int] | None = None
-    """The chance by which serving showed it, and the number of tokens shown; none where none or another part was decided on."""
+    """The chance by which serving showed it, and the number of tokens shown; None where the chance did not decide."""
 
 
 def labelled_completions(
@@ -44,7 +44,7 @@ def labelled_completions(
 ) -> Iterator[LabelledCompletion]:
     """Yield the labelled completions among classified requests (tasks/labels/accounting.py), by time, then id, in each partition.
 
-    Left out are those without log-probabilities, and those of which no beginning has a label.
+    Completions without log-probabilities, or without a labelled beginning, are left out.
     """
     for partition in partitions:
         own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
@@ -86,7 +86,7 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
 def kept_up_to(generated: str, ends: Sequence[int], settled: str, whole: bool) -> np.ndarray:
     """Return whether the text up to each token is the beginning of a settled text [T]; blanks at its end do not count.
 
-    Not known, NaN, of a text that is blank, and of one that goes on beyond a settled text that is not whole.
+    NaN for a blank text, and for one that goes on beyond a settled text that is not whole.
     """
     kept = np.zeros(len(ends))
     for token, end in enumerate(ends):

@@ -1,4 +1,4 @@
-"""How far estimated chances can be trusted: what was kept of completions that had about the same chance."""
+"""The reliability of estimated chances: the share that was kept of completions with about the same chance."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class Reliability(Record):
 
 
 def reliability(chances: Sequence[float] | np.ndarray, kept: Sequence[float] | np.ndarray) -> Reliability:
-    """Return the reliability of chances against what was kept, 0 or 1 each [N]; N at least 1."""
+    """Return the reliability of chances [N] against the labels `kept` [N], 0 or 1 each; N at least 1."""
     chance, label = np.asarray(chances, float), np.asarray(kept, float)
     if not len(chance) or len(chance) != len(label):
         raise ValueError(f"chances and labels: expected as many of both, at least one, got {len(chance)} and {len(label)}")
@@ -78,5 +78,5 @@ def diagram(rows: Sequence[tuple[int, float, float]], error: float) -> str:
         charts.text(SIDE / 2, SIDE - 8, "estimated chance", "middle", "faint"),
         charts.text(EDGE - 30, EDGE - 10, "share kept", "start", "faint"),
     ]
-    told = f"Share kept over estimated chance; on the diagonal both are equal. Calibration error {error:.4f}."
-    return charts.svg(SIDE, SIDE, f"Reliability diagram, calibration error {error:.4f}", told, marks)
+    description = f"Share kept over estimated chance; on the diagonal both are equal. Calibration error {error:.4f}."
+    return charts.svg(SIDE, SIDE, f"Reliability diagram, calibration error {error:.4f}", description, marks)

@@ -1,4 +1,4 @@
-"""What people see of an estimate: its line in the log, its metrics in MLflow, its page."""
+"""Reports of an estimate: its line in the log, its metrics in MLflow, its page."""
 
 from infra.pages.charts import standalone
 from tasks.showing.fit import FittedEstimate, Unfitted
@@ -27,7 +27,7 @@ def metrics(fitted: FittedEstimate | Unfitted) -> dict[str, float]:
 
 def page(fitted: FittedEstimate | Unfitted) -> str:
     """Return an estimate and its reliability diagram in Markdown."""
-    lines = ["## The estimate of what is kept", "", f"{summary(fitted)}."]
+    lines = ["## The keep estimate", "", f"{summary(fitted)}."]
     if isinstance(fitted, FittedEstimate):
         lines += ["", *_table(fitted.reliability)]
         parts = {"the beginnings that look best": fitted.chosen, "the chances by which serving decided": fitted.served}

@@ -53,7 +53,7 @@ class Context:
         return Tokenizer.from_file(str(self.checkpoint(version) / "tokenizer.json"))
 
     def renderer(self, tokenizer: Tokenizer) -> Renderer:
-        """Return what renders prompts for the model that this tokenizer belongs to."""
+        """Return the renderer of prompts for the model of this tokenizer."""
         model = self.settings.model
         return Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
 

@@ -26,7 +26,7 @@ from tasks.versions import register as registering
 LEADS = 3
 """Reads of the registry by a replica of serving between the decision on a stage and its start."""
 LEAST_LEAD_SECONDS = 2.0
-"""Of that time: a busy replica may be late by as much, and would serve some users by the share before."""
+"""Minimum of that time: a replica may be late by as much, and would serve some users by the earlier share."""
 
 WATCH_POLL_SECONDS = 10.0
 
@@ -69,7 +69,7 @@ def lead_of(settings: Settings) -> float:
 
 @step("running experiment", retries=IO_RETRIES)
 def running_experiment(context: Context) -> ExperimentRecord | None:
-    """Return the test that runs, or whose promoted version is watched, or the champion's comparison with the anchor."""
+    """Return the running test, or that of the version on probation, or the champion's comparison with the anchor."""
     running = context.registry.aliases().routed
     if running:
         call_run(name_of(running), running.id, running.stage.name, f"v{running.challenger}")
@@ -78,7 +78,7 @@ def running_experiment(context: Context) -> ExperimentRecord | None:
 
 @step("look", retries=IO_RETRIES)
 def look(context: Context, experiment: ExperimentRecord) -> Found:
-    """Return what the experiment's stage says now, and show it."""
+    """Look at the experiment's stage, and show the result."""
     store, registry, now = context.store, context.registry, context.now()
     plan = plan_of(experiment)
     lead = lead_of(context.settings)
@@ -116,19 +116,19 @@ def conclude(context: Context, decision: Decision) -> Decision:
 
 @step("settle", retries=IO_RETRIES)
 def settle(context: Context, watched: ExperimentRecord) -> bool:
-    """End a watch whose time is over, or whose version is champion no more; return whether it has ended."""
+    """End a probation whose time is over, or whose version is no longer champion; return whether it has ended."""
     store, registry, now = context.store, context.registry, context.now()
     return probation.settle(store, registry, watched, now)
 
 
 @step("stuck", retries=IO_RETRIES)
 def stuck(context: Context, experiment: ExperimentRecord) -> str:
-    """Return for how long no look has seen anything new, in words; empty where something is new."""
+    """Return in words how long the looks have been the same; empty where the last one is new."""
     return looks.standstill(context.store, experiment, context.now())
 
 
 def await_comparisons(context: Context) -> None:
-    """Wait for the end of the watch over the champion, which ends here if its time is over, and its time beside the anchor."""
+    """Wait until the champion's probation, which ends here if its time is over, and its comparison with the anchor have ended."""
     registry = context.registry
     while True:
         aliases, now = registry.aliases(), context.now()

@@ -41,7 +41,7 @@ def hold_out(context: Context, validated: Validated, rewarded: Rewarded) -> tupl
 
 
 def trained_text(context: Context, parent: str) -> TrainedText:
-    """Return what reads the text of samples of a parent and its ancestors."""
+    """Return a reader of the text of samples of a parent and its ancestors."""
     tokenizer = context.tokenizer(parent)
     return TrainedText(context.store, tokenizer, context.renderer(tokenizer))
 

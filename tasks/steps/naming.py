@@ -1,4 +1,4 @@
-"""What a run is called in Prefect, and what its failure says: names and tags of what runs, and what to do next."""
+"""Names and tags of runs in Prefect, and the advice in their failures."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -21,7 +21,7 @@ class FlowFailed(RuntimeError):
 
 
 def call_run(name: str, *tags: str) -> None:
-    """Give the present run a name that says what it does, and tags to find it by; a failure stops nothing."""
+    """Give the current run a name that says what it does, and tags to find it by; a failure stops nothing."""
     identifier = flow_run.id
     if not identifier:
         return
@@ -38,14 +38,14 @@ W = TypeVar("W", bound=Waiting | None)
 
 
 def call_waiting(waiting: W) -> W:
-    """Give a run that begins no cycle a name that says what it waits for; return what it waits for."""
+    """Name a run that begins no cycle after the reason why it waits, and return the reason."""
     if isinstance(waiting, Waiting):
         call_run(f"no cycle: {waiting.state}", "nothing to do")
     return waiting
 
 
 def name_of(experiment: ExperimentRecord) -> str:
-    """Return the name of a run that looks at a test, at the watch over its version, or at the champion beside the anchor."""
+    """Return the name of a run that looks at a test, at the probation of its version, or at the champion beside the anchor."""
     what = experiment.stage.name if experiment.stage.name in ("watch", "anchor") else "experiment"
     return f"{what} v{experiment.challenger} vs v{experiment.champion or 'none'}"
 
@@ -53,7 +53,7 @@ def name_of(experiment: ExperimentRecord) -> str:
 def advised(what_to_do: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator of a flow's function that adds what to do to an error's message, which Prefect shows with the run.
 
-    What the flow and its children write is for their owner alone, whatever the worker's umask is.
+    Files that the flow and its children write are readable by their owner alone, whatever the worker's umask is.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -63,9 +63,9 @@ def advised(what_to_do: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 with files.private():
                     return function(*arguments, **keywords)
             except Exception as error:
-                before, told = str(error), f"{error}\n\nWhat to do: {what_to_do}"
-                error.args = (told, *error.args[1:])
-                if str(error) in (told, repr(told)):  # the latter of a KeyError
+                before, advised = str(error), f"{error}\n\nWhat to do: {what_to_do}"
+                error.args = (advised, *error.args[1:])
+                if str(error) in (advised, repr(advised)):  # the latter of a KeyError
                     raise
                 raise FlowFailed(f"{type(error).__name__}: {before}\n\nWhat to do: {what_to_do}") from error
 

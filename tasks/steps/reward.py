@@ -43,11 +43,11 @@ class Rewarded:
 
 @step("fit keep estimate", retries=IO_RETRIES)
 def fit_keep_estimate(context: Context, validated: Validated) -> FittedEstimate | Unfitted:
-    """Fit the estimate of what is kept on the samples; the candidate's version gets it. Without one it shows everything."""
+    """Fit the keep estimate on the samples for the candidate's version. A version without one shows everything."""
     collected = validated.collected
     chosen = collected.accounting.samples
     fitted = showing.fit(list(labelled_completions(context.store, collected.plan.partitions, chosen)))
-    get_run_logger().info("estimate of what is kept: %s", report.summary(fitted))
+    get_run_logger().info("keep estimate: %s", report.summary(fitted))
     return fitted
 
 
@@ -71,7 +71,7 @@ def reward(context: Context, validated: Validated) -> Rewarded | Waiting:
 
 
 def settled_tokens(context: Context, parent: str, batch: pl.DataFrame) -> SettledTokens | None:
-    """Return what turns settled text and context lines into tokens of the parent; None where a batch has neither."""
+    """Return the tokenizer of settled text and context lines, that of the parent; None where a batch has neither."""
     if batch["settled"].null_count() == batch.height and not batch["standing"].list.len().sum():
         return None
     settings, renderer = context.settings, context.renderer(context.tokenizer(parent))

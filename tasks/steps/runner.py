@@ -1,8 +1,7 @@
-"""Where the tasks run that a step maps over its partitions: threads of its own process, or the workers of a Dask scheduler.
+"""Run the tasks that a step maps over its partitions: in threads of its own process, or on the workers of a Dask scheduler.
 
-Prefect pickles the whole run that a task on a worker is part of and sends it along: the step's parameters, in which there are
-secrets, and the flow, out of a file that Prefect's worker has loaded by its path, so that no other process can import it. The
-former stay here, the latter travels as code.
+Prefect pickles the whole run of a task for the worker: the step's parameters, which hold secrets, and the flow, from a file that
+Prefect loaded by its path, so that no other process can import it. The parameters stay here, and the flow travels as code.
 """
 
 import sys
@@ -24,14 +23,14 @@ class NoScheduler(RuntimeError):
 
 @contextmanager
 def runner(scheduler: str) -> Iterator[TaskRunner[Any]]:
-    """The workers of the Dask scheduler at an address; with none, threads.
+    """Yield a runner on the workers of the Dask scheduler at an address, or on threads where the address is empty.
 
     Raises:
         NoScheduler: it does not answer.
     """
     with ExitStack() as stack:
         if scheduler:
-            stack.enter_context(_told_elsewhere())
+            stack.enter_context(_sendable())
             yield stack.enter_context(_connected(scheduler))
         else:
             yield stack.enter_context(ThreadPoolTaskRunner[Any](max_workers=AT_ONCE))
@@ -55,8 +54,8 @@ def _connected(scheduler: str) -> Iterator[TaskRunner[Any]]:
 
 
 @contextmanager
-def _told_elsewhere() -> Iterator[None]:
-    """Within it, Prefect tells of this run what a worker may know and can read."""
+def _sendable() -> Iterator[None]:
+    """Let Prefect send a worker only those parts of this run that it may know and can load."""
     flow, step = FlowRunContext.get(), TaskRunContext.get()
     with ExitStack() as stack:
         if step:

@@ -28,7 +28,7 @@ def seal(
     held_out: tuple[HeldOutSet, ...],
     estimate: FittedEstimate | Unfitted,
 ) -> Manifest:
-    """Write all that a cycle is made from, its manifest last: from then on every run completes this cycle."""
+    """Write the inputs of a cycle, its manifest last: from then on every run completes this cycle."""
     store, cycle, collected = context.store, validated.cycle, validated.collected
     tombstones.check(store, validated.subjects)
     digest = sha256([rewarded.samples])

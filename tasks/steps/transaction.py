@@ -39,7 +39,7 @@ def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: byte
 
 
 def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: float) -> dict[str, Any]:
-    """Return what a manifest says of the window, its accounts and its validation."""
+    """Return the fields of a manifest about the window, its accounts and its validation."""
     accounting = collected.accounting
     return {
         "created": now,
@@ -70,7 +70,7 @@ def attempt(store: ObjectStore, cycle: str, run: str) -> int:
 
 
 def withdraw(store: ObjectStore, cycle: str, run: str) -> None:
-    """Let a run that resumed a cycle not count, since what it waited for is no fault of the cycle."""
+    """Take back the attempt of a run that waited for the engine, which is no fault of the cycle."""
     store.delete(cycles.key(cycle, f"attempts/{run}.json"))
 
 

@@ -22,7 +22,7 @@ SMALL = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """What is compacted, and into how large containers."""
+    """Limits of compaction."""
 
     after_seconds: float = 7200.0
     """Seconds after the end of an hour until its small event objects are merged."""

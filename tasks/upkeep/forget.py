@@ -1,11 +1,10 @@
 """Erase a user or a project from the object store, and hide it from all later cycles.
 
 First a record is written (infra/storage/events/tombstones.py): from then on readers skip the subject's rows, also rows that
-are shipped
-later. Then the rows are removed from every object, under the same key, since cycles know by the key what they have read. A
-finished cycle's samples are rewritten too, and an amendment beside its manifest notes the removed rows, since the manifest's
-checksum is no longer theirs. An unfinished cycle keeps its samples and is listed as pending; the next pass after its end removes
-them (the deployment `retention` runs one a day).
+are shipped later. Then the rows are removed from every object, under the same key, since cycles identify the objects they have
+read by their keys. A finished cycle's samples are rewritten too, and an amendment beside its manifest notes the removed rows,
+since the manifest's checksum is no longer theirs. An unfinished cycle keeps its samples and is listed as pending; the next pass
+after its end removes them (the deployment `retention` runs one a day).
 
 Weights do not change: the versions that were trained on the rows are listed, with all versions trained from them. Every step may
 be killed and run again; the list of versions stays the same.
@@ -175,7 +174,7 @@ def clean_cycle(
 
 
 def amend(store: ObjectStore, cycle: str, keys: Sequence[str], record: Forgotten, now: float) -> None:
-    """Write which rows are removed, before they are, so that a later pass still finds the versions trained on them."""
+    """Write the list of the rows before they are removed, so that a later pass still finds the versions trained on them."""
     rows = {key: removed for key in keys if (removed := count(store, key, tombstones.subjects([record])))}
     if rows:
         trained = any(SAMPLES in key for key in rows)

@@ -2,7 +2,7 @@
 
 The app that served a completion remembers the opt-out (serving/recording/opt_outs.py). Another replica, or one without its file,
 keeps the text of an event that does not repeat the header. Such an event that names its completion is found here; one that names
-a place alone cannot be, since the completion's own record has no place.
+only a position is not, since the completion's own record has no position.
 """
 
 from infra.redaction.events import FEEDBACK_TEXTS

@@ -1,5 +1,5 @@
-"""Remove old data: events by the hour of shipping, a finished cycle's rows and weights by the time of its manifest, what
-evaluations keep by its last write.
+"""Remove old data: events by the hour of shipping, a finished cycle's rows and weights by the time of its manifest, the
+caches of evaluations by their last write.
 
 Manifests, outcomes, settings and metrics stay, so that every version's lineage stays known. Data that a cycle may still read also
 stay: the next cycle's window, the samples of an unfinished cycle, and weights in use (tasks/upkeep/checkpoint_gc.py).
@@ -23,7 +23,7 @@ from tasks.upkeep.forget import ROWS, Forgetting, sweep
 SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
 EVALUATIONS = ("evaluations/", "judgements/")
-"""What evaluations keep (tasks/evaluation/models/completions.py, tasks/evaluation/judge/cache.py)."""
+"""Caches of evaluations (tasks/evaluation/models/completions.py, tasks/evaluation/judge/cache.py)."""
 OLD = (*ROWS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 

@@ -56,10 +56,10 @@ def register(
     evaluation: Evaluation,
     parent: Path | None = None,
 ) -> Registered:
-    """Upload, log and register the candidate of a cycle. A tag tells whether it passed the held-out gate.
+    """Upload, log and register the candidate of a cycle. A tag holds the verdict of the held-out gate.
 
     Args:
-        parent: checkpoint of the manifest's parent, for the delta; none: it is gone.
+        parent: checkpoint of the manifest's parent, for the delta; None where it was removed.
     """
     existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
     if existing:
@@ -97,7 +97,7 @@ def upload(store: ObjectStore, cycle: str, checkpoint: Path) -> str:
 
 
 def describe_again(store: ObjectStore, registry: Registry, settings: Settings, decision: Decision) -> None:
-    """Add the verdict on an A/B test to the description of its version; of a base, which no cycle made, there is none."""
+    """Add the verdict on an A/B test to the description of its version; a base, which no cycle made, has none."""
     version = registry.version(decision.experiment.challenger)
     if cycle := version.tags.get(CYCLE_TAG):
         found = review.facts(store, settings, registry.versions(), cycle, version.tags.get("run", ""), decision)
@@ -105,7 +105,7 @@ def describe_again(store: ObjectStore, registry: Registry, settings: Settings, d
 
 
 def ship_estimate(checkpoint: Path, fitted: FittedEstimate | Unfitted) -> None:
-    """Put the cycle's estimate of what is kept into a checkpoint, in place of its parent's, which came with the tokenizer."""
+    """Put the cycle's keep estimate into a checkpoint, in place of its parent's, which came with the tokenizer."""
     file = checkpoint / FILE
     file.unlink(missing_ok=True)
     if isinstance(fitted, FittedEstimate):

@@ -1,8 +1,8 @@
-"""What decides a review of a version, in Markdown: verdicts, metrics, data, links, examples.
+"""The review of a version, in Markdown: verdicts, metrics, data, links, examples.
 
-The page is computed from what the cycle and its test left in the object store, so that it is the same whoever makes it, and when.
+The page is computed from the objects of the cycle and its test alone, so that it is the same at any time and on any machine.
 MLflow stores 5,000 characters of a version's description; the whole page is the artifact review.md of the version's run. Examples
-are of public code alone: what the team wrote stands in its set, where `forget` finds it.
+are of public code alone: the team's code stays in its set, where `forget` finds it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

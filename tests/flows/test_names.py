@@ -2,17 +2,22 @@
 
 import errno
 import os
+import pkgutil
+from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import Task
 from prefect.client.orchestration import get_client
 
 from flows.cycle import WHAT_TO_DO, cycle
 from flows.experiment import experiment
 from flows.retention import retention
 from infra.records import ExperimentRecord, Stage
+from tasks import steps
 from tasks.steps.naming import FlowFailed, advised, name_of
 from tasks.steps.pages import MOST_POINTS, curve, curves
 from tests.flows.conftest import World
@@ -65,7 +70,7 @@ def test_an_error_keeps_its_type_and_says_what_to_do(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_an_error_whose_text_is_not_its_argument_is_told_by_another_one() -> None:
+def test_an_error_whose_text_is_not_its_argument_is_raised_as_another_one() -> None:
     @advised("free some space")
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space left")
@@ -88,6 +93,14 @@ def test_what_a_flow_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert open_to_others(tmp_path) == []
+
+
+def test_no_two_tasks_of_the_flows_share_a_name() -> None:
+    modules = [import_module(f"tasks.steps.{found.name}") for found in pkgutil.iter_modules(steps.__path__)]
+    tasks = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, Task)}.values()
+    names = Counter(task.name for task in tasks)
+    assert {"collect", "fit keep estimate", "look", "move", "forget"} <= names.keys()
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_run_of_the_watch_is_called_so() -> None:

@@ -48,7 +48,7 @@ def decode(kind: int, encoded: bytes, base: Bits | None, elements: int, bits: np
     """Return the block of a kind and its bytes.
 
     Args:
-        base: what it was encoded against; none where the parent has no such tensor.
+        base: the block it was encoded against; None where the parent has no such tensor.
         elements: length of the block.
         bits: its type.
 

@@ -125,7 +125,7 @@ def unpack(packed: bytes) -> Iterator[Frame]:
 
 
 class _Hashed:
-    """A file and the checksum of what was written to it."""
+    """A file and the checksum of the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,12 +1,12 @@
-"""Deltas in the object store: written at registration, fetched by what serves.
+"""Deltas in the object store: written at registration, fetched by serving.
 
     checkpoints/NAME/...                 the checkpoint, whole, with checksums.json
     checkpoints/NAME/served/...          the same as engines load it, whole, if that differs (served.py)
-    checkpoints/NAME[/served]/delta/     what changed from the version that it was trained from: parts 00000, 00001, ... and,
+    checkpoints/NAME[/served]/delta/     the changes from the version that it was trained from: parts 00000, 00001, ... and,
                                          written last, index.json
 
 A delta lies below its checkpoint and goes with it. Each index names the checksums of its parent's and of its own files, so
-deltas make a chain. What a chain gives is compared with the checkpoint's own checksums; a chain that is broken anywhere falls
+deltas make a chain. The result of a chain is compared with the checkpoint's own checksums; a chain that is broken anywhere falls
 back to the full copy.
 """
 
@@ -30,7 +30,7 @@ MOST_SHARE = 0.6
 """Largest size of a chain, as a share of the full copy; beyond it the full copy is simpler and as fast."""
 PART_BYTES = 32 << 20
 BROKEN = (ValueError, KeyError, TypeError, OSError, struct.error)
-"""What a broken chain raises. A store that does not answer raises RuntimeError: the full copy would not come either."""
+"""Errors of a broken chain. A store that does not answer raises RuntimeError: the full copy would not come either."""
 How = Literal["full", "delta", "fallback"]
 """How a version came: full: no chain from a version on the disk, or one that is too long; fallback: a chain that was broken."""
 
@@ -60,7 +60,7 @@ class Fetched:
 
 
 def publish(store: ObjectStore, prefix: str, folder: Path, parent: str, parent_folder: Path) -> VersionDelta | None:
-    """Write what changed from the parent; return it, or None if that is no smaller than MOST_SHARE of the full copy.
+    """Write the changes from the parent; return the delta, or None if it is not smaller than MOST_SHARE of the full copy.
 
     Args:
         prefix: of the full copy, which is in the store already.
@@ -126,7 +126,7 @@ def fetch(store: ObjectStore, checkpoint: str, target: Path, held: Mapping[str, 
 
 
 def served_prefix(store: ObjectStore, checkpoint: str) -> str:
-    """Return the prefix of what engines load: the checkpoint's copy for them if it has one, else the checkpoint."""
+    """Return the prefix of the folder that engines load: the checkpoint's copy for them if it has one, else the checkpoint."""
     copy = served.prefix_of(checkpoint)
     return copy if store.exists(f"{copy}/{CHECKSUMS}") else checkpoint
 

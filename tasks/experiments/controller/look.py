@@ -104,7 +104,7 @@ def _paused(observed: ObservedTest) -> Found:
 
 
 def _beside(observed: ObservedTest) -> Found:
-    """Judge the champion beside its holdout, or the champions since the anchor beside it."""
+    """Compare the champion with its control group, or the champions since the anchor with the anchor."""
     watched = observed.experiment
     if decision := probation.stored_decision(observed.store, watched):
         return Found(decision.verdict, decision=decision)

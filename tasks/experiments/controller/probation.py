@@ -1,8 +1,8 @@
-"""The watch over a version that the gate promoted, beside its holdout: the champion before, which still serves a share.
+"""The probation of a version that the gate promoted, beside its control group, which the champion before still serves.
 
-The new champion is the challenger's arm of the same test, so the gate's own code compares it with the old one: a sure breach of a
-guardrail, or a metric that is surely worse than its margin, takes it back. Whoever is killed in between leaves the rollback's
-decision, which is written first and once, to the next run.
+The new champion is the challenger's arm of the same test, so the gate's own code compares it with the old one: a sure breach of
+a guardrail, or a metric that is surely worse than its margin, rolls it back. The rollback's decision is written first and once:
+the next run carries it out where a run is killed in between.
 """
 
 from infra.records import Change, Decision, ExperimentRecord, Move, Plan, Verdict
@@ -20,17 +20,17 @@ WATCH = "watch"
 
 
 def rollback_id(watched: ExperimentRecord) -> str:
-    """Return the id of the decision that takes a watched version back: one for each watch, and each champion beside an anchor."""
+    """Return the id of the decision that rolls a version back: one for each probation, and each champion beside an anchor."""
     return f"{moves.MANUAL}{watched.stage.started:.3f}{moves.ROLLBACK}version-{watched.champion}"
 
 
 def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision | None:
-    """Return the decision to take a watched version back, left by a run that was killed; None where there is none."""
+    """Return the decision to roll a version back that a killed run has left; None without one."""
     return decision_of(store, rollback_id(watched))
 
 
 def judge(plan: Plan, totals: ArmTotals) -> Verdict:
-    """Return the verdict on a watched version: "breach" or "reject" takes it back, "undecided" goes on."""
+    """Return the verdict on a version on probation: "breach" or "reject" rolls it back, "undecided" goes on."""
     verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts)
     if found := breach(plan, totals):
         return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
@@ -62,7 +62,7 @@ def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now
 
 
 def taken_back(verdict: Verdict) -> Verdict:
-    """Return the verdict of the rollback that a verdict on a watched version asks for: the holdout is made champion."""
+    """Return the verdict of the rollback that a verdict on a version asks for: the control group's version becomes champion."""
     return verdict.model_copy(update={"verdict": "promote"})
 
 

@@ -1,9 +1,9 @@
 """Move versions: write each move to the log, then make the registry show it.
 
-The log is the truth, and the registry's aliases and tags are its projection (projection.py). Whoever is killed between the two
-leaves a move whose number the registry does not show yet; the next run completes it. An alias that differs from a move which the
-registry shows was moved by hand in MLflow; it is recorded. The number of a move is its key, so of two writers one wins, and the
-other reads again.
+The log is the truth, and the registry's aliases and tags are its projection (projection.py). A run that is killed between the
+two leaves a move whose number the registry does not show yet; the next run completes it. An alias that differs from a move which
+the registry shows was moved by hand in MLflow; it is recorded. The number of a move is its key, so of two writers one wins, and
+the other reads again.
 """
 
 from collections.abc import Callable, Iterator

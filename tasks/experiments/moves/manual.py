@@ -19,7 +19,7 @@ WARNINGS = {
     "failed": "failed the held-out gate: it is surely worse than the champion it was compared with",
     "undecided": "did not pass the held-out gate: it is not surely as good as the champion it was compared with",
 }
-"""What the gate's verdicts mean to who promotes by hand."""
+"""Meaning of the gate's verdicts for a promotion by hand."""
 
 
 class NothingToDo(ValueError):

@@ -56,7 +56,7 @@ def project(store: ObjectStore, registry: Registry, move: Move, seen: Aliases) -
 
 
 def challenger_of(seen: Aliases) -> str:
-    """Return the challenger; empty: there is none. An alias that points at the champion is none."""
+    """Return the challenger, empty without one. An alias that points at the champion names no challenger."""
     return seen.challenger if seen.challenger and seen.challenger != seen.champion else ""
 
 

@@ -1,4 +1,4 @@
-"""How a version came to be where it is, from the object store alone: what the cycle, the experiment and the moves left there."""
+"""The history of a version, from the objects that its cycle, its experiment and its moves left in the store."""
 
 import math
 from bisect import bisect_left
@@ -25,7 +25,7 @@ class UnknownVersion(KeyError):
 
 
 def explain(store: ObjectStore, version: str) -> Iterator[Section]:
-    """Yield what is known of a version, in the order in which it happened.
+    """Yield the sections of a version's history, in the order of the events.
 
     Raises:
         UnknownVersion: no cycle made it, and no move names it.

@@ -12,7 +12,7 @@ MOST_POINTS = 60
 
 
 def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look) -> str:
-    """Return what the gate sees of an experiment in Markdown: sequences, metrics, checks, time to the planned end."""
+    """Return an experiment's last look in Markdown: sequences, metrics, checks, time to the planned end."""
     verdict, plan = look.verdict, experiment.plan
     looks = log.some(store, experiment.id, look.number, MOST_POINTS)
     counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)

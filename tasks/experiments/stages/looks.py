@@ -5,7 +5,7 @@ from infra.storage import looks as log
 from infra.storage.store import ObjectStore
 
 INTERVAL_SECONDS = 60.0
-"""Shortest time between two looks of which the second only has more requests."""
+"""Shortest time between two looks where the second only has more requests."""
 STUCK_SECONDS = 3_600.0
 """Seconds without anything new after which a test is stuck."""
 MOST_LOOKS = 1000.0
@@ -42,7 +42,7 @@ def is_due(last: Look, look: Look, seconds: float) -> bool:
 
 
 def standstill(store: ObjectStore, experiment: ExperimentRecord, now: float) -> str:
-    """Return for how long no look has seen anything new of an experiment, in words; empty for less than STUCK_SECONDS."""
+    """Return in words how long the looks at an experiment have been the same; empty for less than STUCK_SECONDS."""
     last = log.newest(store, experiment.id)
     seconds = now - max(last.time if last else experiment.started, experiment.stage.started)
     if seconds < max(STUCK_SECONDS, 3 * interval(experiment)):

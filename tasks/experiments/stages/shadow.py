@@ -1,4 +1,4 @@
-"""The shadow stage of a test: what the copies that a challenger answered unseen say of it, before its first user."""
+"""The shadow stage of a test: the challenger answers copies of requests, which nobody sees, before its first user."""
 
 import polars as pl
 

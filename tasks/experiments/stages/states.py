@@ -44,7 +44,7 @@ AFTER: Mapping[StageName | None, frozenset[StageName]] = {
 LEAVES: Mapping[ManualKind, State] = {"promote": "retired", "roll_back": "rolled_back"}
 """The state of the champion that a move replaces."""
 NEEDS_REASON: frozenset[State] = frozenset({"failed", "rolled_back"})
-"""States from which a version is promoted only with a reason, since the loop had one against it."""
+"""States from which a version is promoted only with a reason, since the loop decided against it."""
 NEXT: Mapping[ManualKind, Mapping[State, str]] = {
     "promote": {
         "champion": "It is served already; `make rollback` puts the champion before it back",
