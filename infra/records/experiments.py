@@ -1,5 +1,6 @@
 """Experiments: an A/B test with its plan, its statistics and the release decision that ends it."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -46,6 +47,13 @@ class PlannedMetric(Record):
     """Whether a sure breach of the margin ends the test at once (tasks/experiments/verdict/breach.py)."""
 
 
+NOT_YET_RECORDED: Mapping[str, Any] = {
+    **{"shadow_requests": 0, "shadow_share": 0.0, "ramp": (), "watch_seconds": 0.0, "holdout_share": 0.0},
+    **{"anchor_share": 0.0, "anchor_days": 0, "breach_alpha": 0.0},
+}
+"""Values of a stored plan's missing fields: each stage and check is off."""
+
+
 class Plan(GateSettings):
     """How a test is judged, written when it opens: later settings change nothing. Fields that are no settings are constants
     of the version that wrote the plan."""
@@ -66,7 +74,7 @@ class Plan(GateSettings):
     srm_alpha: float = 0.001
     """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
     requests per user, and judged per shown completion. A test that fails one ends as broken."""
-    breach_alpha: float = 0.01
+    breach_alpha: float = 0.0
     """Error level of the search for a breach, for all looks and metrics together: failures, times or empty answers surely beyond
     their margin roll a challenger back at once, before `min_requests` and without labels. 0: none is looked for."""
     max_both_arms: float = 0.02
@@ -79,6 +87,13 @@ class Plan(GateSettings):
     max_request_gap: float = 0.05
     """Maximum difference of requests per user between the arms, in logarithms, that does not break a test: rates per request
     cannot be compared where the requests differ."""
+    shadow_share: float = Field(0.2, ge=0, le=1)
+    """Share of the champion's requests of which a copy is made in the shadow stage. 0: no copies; only in earlier plans."""
+    holdout_share: float = Field(0.1, ge=0, lt=1)
+    """Share of users, or of their blocks of time, whom the earlier champion serves during probation. 0: nobody; only in earlier
+    plans."""
+    anchor_days: int = Field(28, ge=0)
+    """Days of requests that the comparison with one anchor adds up. 0: no anchor; only in earlier plans."""
     shadow_failures: float = 0.02
     """Maximum share of copies that the challenger does not answer to their end."""
     shadow_slowdown: float = 2.0
@@ -99,13 +114,10 @@ class Plan(GateSettings):
     @model_validator(mode="before")
     @classmethod
     def _has_no_later_stages(cls, values: Any) -> Any:
-        """A plan from before a stage was recorded has no such stage; it may have 0 for the stage's other fields."""
+        """A plan without a field was written before the field existed: it has no such stage and no such check."""
         if not isinstance(values, dict):
             return values
-        given = {
-            name: value for name, value in values.items() if value or name not in ("shadow_share", "holdout_share", "anchor_days")
-        }
-        return {"shadow_requests": 0, "ramp": (), "watch_seconds": 0.0, "anchor_share": 0.0} | given
+        return {**NOT_YET_RECORDED, **values}
 
 
 class Stage(Record):

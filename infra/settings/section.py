@@ -22,6 +22,8 @@ def _known(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in values.keys() & section.model_fields.keys():
         kind = section.model_fields[name].annotation
-        nested = isinstance(kind, type) and issubclass(kind, Section)
-        found[name] = _known(kind, values[name]) if nested else values[name]
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found[name] = _known(kind, values[name])
+        else:
+            found[name] = values[name]
     return found

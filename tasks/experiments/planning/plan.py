@@ -10,6 +10,9 @@ from tasks.labels.users import KNOWN_DAYS
 UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
 """Values for settings that leave the choice to the planner (planner.py) when it has no traffic to plan from."""
 
+BREACH_ALPHA = 0.01
+"""Error level of the search for a breach in new plans, for all looks and metrics together (Plan.breach_alpha)."""
+
 
 def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
     """Return the plan of a test that opens now.
@@ -19,7 +22,7 @@ def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
     """
     settings = unplanned(settings)
     fixed = {"rules": RULES, "planned": reason, "mode": settings.mode, "design": settings.design, "known_user_days": KNOWN_DAYS}
-    times = {"settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}
+    times = {"breach_alpha": BREACH_ALPHA, "settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}
     metrics = tuple(planned(metric, settings) for metric in METRICS)
     frozen = {name: getattr(settings, name) for name in GateSettings.model_fields}
     return Plan.model_validate({**frozen, **fixed, **times, "metrics": metrics})

@@ -33,6 +33,15 @@ def test_a_plan_of_an_earlier_version_keeps_its_values() -> None:
     assert all(values[name] != field.default for name, field in Plan.model_fields.items() if name != "rules")
 
 
+def test_a_stage_or_check_that_is_off_in_a_stored_plan_stays_off() -> None:
+    names = ("shadow_share", "holdout_share", "anchor_days", "breach_alpha")
+    values = json.loads(OLD_PLAN)
+    zeros = Plan.model_validate(values | dict.fromkeys(names, 0))
+    missing = Plan.model_validate({name: value for name, value in values.items() if name not in names})
+    for plan in (zeros, missing, Plan.model_validate_json(zeros.model_dump_json())):
+        assert [getattr(plan, name) for name in names] == [0, 0, 0, 0]
+
+
 def test_a_new_plan_freezes_the_settings() -> None:
     changed = {name: json.loads(OLD_PLAN)[name] for name in GateSettings.model_fields}
     settings = Experiment.model_validate({**changed, "design": "crossover"})
