@@ -15,7 +15,7 @@ LOG = "measurements-history.md"
 """Page without checked commands: its entries hold the commands of their day."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-PROGRAMS = r"make|python[0-9.]*|\.venv/bin/python|prefect|pytest|torchrun|vllm|mlflow|curl"
+PROGRAMS = r"make|tabloop|python[0-9.]*|\.venv/bin/python|prefect|pytest|torchrun|vllm|mlflow|curl"
 COMMAND = re.compile(rf"(?:(?:[A-Z][A-Z_0-9]*=\S* +)*(?:{PROGRAMS}) \S.*|make)")
 
 

@@ -18,69 +18,64 @@ from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import orchestration
 from infra.stack.parts import clients
 from tests.documented import Command, commands, commands_of
+from tests.shim import shim
 from tests.stack import Stack
 
 WITHOUT_SERVERS = (
     r"make( help)?",
-    r"python -m tasks\.evaluation\.heldout",
-    r"python -m tasks.trainer.memory.fit --model infra/base_model .*",
-    r"python -m infra\.identity .*",
-    r"python -m serving\.access .*",
-    r"python -m [\w.]+ --help",
+    r"tabloop (\w+ )?--help",
+    r"tabloop sets",
+    r"tabloop memory --model infra/base_model .*",
+    r"tabloop (hash|token) .*",
 )
 """Commands that need no server."""
 WITH_STACK = (
-    r"make status",
-    r"make try",
-    r"make promote( VERSION=3)?",
-    r"make rollback",
-    r"python -m infra\.stack status",
-    r"python -m infra\.stack\.automations",
-    r"python -m tasks\.offline .+",
-    r"python -m tasks\.labels\.explain .*",
-    r"python -m tasks\.experiments\.planning\.planner",
-    r"python -m tasks\.experiments (history|explain VERSION|recompute ID|export ID)",
-    r"prefect --no-prompt deploy --all",
-    r"prefect deployment run (promote|rollback|forget|retention|compaction)/.*",
+    r"make (status|try|promote|rollback)",
+    r"tabloop (status|try|history|plan|bootstrap|automations|retention)",
+    r"tabloop explain (VERSION|ID)",
+    r"tabloop (export|recompute) ID",
+    r"tabloop promote 3( --dry-run)?",
+    r"tabloop rollback( 3)?",
+    r"tabloop forget .*",
+    r"tabloop exec prefect .*",
     r"curl --fail (?!-u ).*",
-    r"python -m infra\.stack\.bootstrap",
 )
-"""Commands that need the servers of `make up`."""
+"""Commands that need the servers of `tabloop up`."""
+FIRST, LAST = r".* --dry-run", r"tabloop exec prefect deployment run .*"
+"""Commands run before and after the others: a version that is promoted is not promoted again; Prefect's command does not wait."""
 NOT_RUN = {
     r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
     r"make (test|coverage).*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
-    r"make (up|down)|python -m infra\.stack (up|down|restart) .*|.*make up": "tests/infra/stack starts and stops parts",
-    r"make down && rm -rf var": "removes the data of the local stack",
-    r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
-    r"make demo.*|make base.*|make bench.*|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
-    r"make docs": "installs MkDocs; tests/evals/docs/test_docs.py builds the site where it is installed",
-    r"make promote VERSION=3 DRY_RUN=1": "the version that is promoted before cannot be promoted again; tests/flows run dry runs",
-    r"prefect deployment run cycle/cycle": "trains; tests/flows runs the flow",
-    r"python -m evals\.(bench(\.[\w.]+)?|compare|demo|developers|base_model\.\w+|studies\.(?!judged)[\w.]+)( (?!--help$).*)?": (
-        "takes minutes; tests/evals runs the parts"
+    r"make (up|down)|(TABLOOP_\S+ )?tabloop (up|down|restart)( [\w.]+)?|tabloop down && tabloop up": (
+        "tests/infra/stack starts and stops parts"
     ),
-    r"python -m evals\.demo\.screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
-    r"python -m tasks\.evaluation\.checkpoint( .*)?": "takes minutes; tests/tasks/evaluation runs the parts",
-    r"(TABLOOP_\S+ )?python -m tasks\.trainer\.\w+( .*)?": "takes minutes; tests/tasks runs the parts",
-    r"(TABLOOP_\S+ )?python -m evals\.studies\.judged( .*)?": "takes minutes; tests/evals/studies/judged runs the parts",
-    r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `make up` starts it",
+    r"tabloop down && rm -rf var": "removes the data of the local stack",
+    r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
+    r"(make|tabloop) (demo|base|bench)( .*)?|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
+    r"make docs": "installs MkDocs; tests/evals/docs/test_docs.py builds the site where it is installed",
+    r"tabloop cycle": "trains; tests/flows runs the flow",
+    r"tabloop promote 2": "`tabloop promote 3` is run",
+    r"tabloop (compare|evaluate|developers) (?!--help$).+": "takes minutes; tests/evals and tests/tasks/evaluation run the parts",
+    r"(TABLOOP_\S+ )?tabloop study .*": "takes minutes; tests/evals/studies runs the parts",
+    r"tabloop screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
+    r"tabloop (memory|exec( COMMAND\.\.\.)?|NAME --help)": "needs arguments; a full form is run",
+    r"python -m tasks\.trainer\.(node|worker)": "serves until it is stopped; tests/tasks/trainer starts it",
+    r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `tabloop up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
-    r"python -m (tasks\.offline)": "needs a file; the full form is run",
-    r"prefect deploy --all": "asks questions at a terminal; `prefect --no-prompt deploy --all` is run",
-    r"prefect (server|worker) start.*": "serves until it is stopped; `make up` starts it",
-    r"torchrun .*": "needs a job's file; tests/tasks/trainer runs it",
+    r"prefect worker start.*": "serves until it is stopped; `tabloop up` starts it",
     r"(\.venv/bin/)?python -m dask .*": "serves until it is stopped; tests/flows/test_dask.py starts it",
     r"(VLLM_\S+ )?vllm serve.*": "needs a model's directory; tests/serving/slots/test_external_vllm.py starts it",
     r"curl --fail -u admin .*": "needs MLflow's accounts; tests/test_loop.py makes two with it",
     r"mlflow server .*": "serves until it is stopped; tests/test_loop.py starts it on PostgreSQL",
 }
 """Commands that are not run, with the reason."""
-PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b(?!=)": "1", r"\bFILE\b": "autocomplete.jsonl"}
+PATTERNS = (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN)
+PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b": "1", r"\bFILE\b": "tokens.json"}
 EXIT_CODES: Mapping[str, tuple[int, ...]] = {
-    "python -m tasks.labels.explain ID": (1,),
-    "python -m tasks.experiments.planning.planner": (0, 1),
-    "python -m tasks.experiments recompute ID": (1,),
-    "python -m tasks.experiments export ID": (1,),
+    "tabloop explain ID": (1,),
+    "tabloop plan": (0, 1),
+    "tabloop recompute ID": (1,),
+    "tabloop export ID": (1,),
 }
 """Expected exit codes other than 0: no cycle has collected this request; nobody has sent requests to plan from; no such test."""
 
@@ -91,13 +86,18 @@ def matches(command: Command, patterns: tuple[str, ...]) -> bool:
     return any(re.fullmatch(pattern, command.text) for pattern in patterns)
 
 
+def order(command: str) -> tuple[bool, bool, str]:
+    """Return the sort key of a command that needs the servers."""
+    return re.fullmatch(LAST, command) is not None, re.fullmatch(FIRST, command) is None, command
+
+
 def run(command: str, folder: Path, environment: Mapping[str, str], values: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Run a command in the repository's root, with values for its placeholders and the virtual environment first on the PATH."""
+    """Run a command in the repository's root, with values for its placeholders, and this checkout's `tabloop` on the PATH."""
     filled = command
     for placeholder, value in {**PLACEHOLDERS, **values}.items():
         filled = re.sub(placeholder, value, filled)
-    filled = filled.replace("autocomplete.jsonl", str(folder / "autocomplete.jsonl"))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    filled = filled.replace("tokens.json", str(folder / "tokens.json"))
+    path = os.pathsep.join((str(shim(folder / "bin")), str(Path(sys.executable).parent), os.environ["PATH"]))
     variables = {**os.environ, **environment, "PATH": path, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(filled, shell=True, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode in EXIT_CODES.get(command, (0,)), f"{filled}\n{result.stdout}\n{result.stderr}"
@@ -119,19 +119,21 @@ def register_versions(stack: Stack, count: int) -> None:
 
 
 def test_every_command_is_run_or_has_a_reason_not_to() -> None:
-    patterns = (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN)
-    assert [f"{command.page}: {command.text}" for command in COMMANDS if not matches(command, patterns)] == []
+    assert [f"{command.page}: {command.text}" for command in COMMANDS if not matches(command, PATTERNS)] == []
 
 
 async def test_every_command_of_a_generated_page_is_one_of_these_or_the_beginning_of_one() -> None:
-    for path, text in site.generated(ROOT, await describe(load(LOCAL, {}))).items():
-        named = [Command(each, path) for each in commands_of(text) if not any(c.text.startswith(each) for c in COMMANDS)]
-        assert [command for command in named if not matches(command, (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN))] == []
+    pages = site.generated(ROOT, await describe(load(LOCAL, {})))
+    generated = [Command(text, path) for path, page in pages.items() for text in commands_of(page)]
+    named = [command for command in generated if not any(c.text.startswith(command.text) for c in COMMANDS)]
+    assert [command for command in named if not matches(command, PATTERNS)] == []
+    unused = [pattern for pattern in PATTERNS if not any(matches(c, (pattern,)) for c in (*COMMANDS, *generated))]
+    assert unused == [], "patterns without a command"
 
 
 def test_the_readme_contains_the_main_commands() -> None:
     texts = {command.text for command in COMMANDS if command.page == "README.md"}
-    assert {"make demo", "make test", "make setup"} <= texts
+    assert {"make demo", "make test", "make setup", "tabloop up", "tabloop try"} <= texts
 
 
 @pytest.mark.parametrize("text", sorted({command.text for command in COMMANDS if matches(command, WITHOUT_SERVERS)}))
@@ -143,11 +145,10 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
-    (tmp_path / "autocomplete.jsonl").write_text("")
     register_versions(stack, 3)
     async with Orchestration(stack.settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
-        for text in sorted({command.text for command in COMMANDS if matches(command, WITH_STACK)}):
+        for text in sorted({command.text for command in COMMANDS if matches(command, WITH_STACK)}, key=order):
             run(text, tmp_path, clients(stack.settings), addresses_and_token(stack.settings))
     orchestration.set_schedules(stack.settings, paused=True)  # one of the commands deploys again

@@ -12,13 +12,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("flows", "tasks", "serving", "evals", "infra")
-NOT_CLEAN = ("evals", "infra")
-"""Rooms of which only the parts in CLEAN are checked."""
-CLEAN = (
-    *("infra/redaction", "infra/http", "infra/model", "infra/pages", "infra/cli", "infra/registry", "infra/storage"),
-    *("infra/assignment.py", "infra/identity.py", "infra/requirements", "infra/stack"),
-    *("evals/progress.py", "evals/compare", "evals/demo", "evals/base_model", "evals/studies/showing"),
-)
 HISTORY = ("CHANGELOG.md", "LOG.md", "infra/docs/changes.md", "infra/docs/measurements", "tests/")
 BANNED = re.compile(
     r"\b(?:told|tells?|whoever|that of which|(?<!there )(?:is|are) none|what is no|as it is had|is had|was had)\b"
@@ -54,8 +47,6 @@ def tracked(suffix: str) -> list[Path]:
 @pytest.mark.parametrize("room", ROOMS)
 def test_source_is_written_in_plain_words(room: str) -> None:
     files = [path for path in tracked(".py") if path.is_relative_to(room)]
-    if room in NOT_CLEAN:
-        files = [path for path in files if any(path.is_relative_to(part) for part in CLEAN)]
     assert [line for path in files for line in wrong(path)] == []
 
 

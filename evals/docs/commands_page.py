@@ -11,7 +11,8 @@ import yaml
 from evals.docs.markdown import anchor, code, prose, table
 
 TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
-DECLARED = re.compile(r"(?:(\w+)\.)?command\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")
+DECLARED = re.compile(r"(?:(\w+)\.)?(command|callback)\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")
+"""A decorator of infra/cli: its group of commands if it is not `tabloop` itself, its kind, and the command's name if given."""
 INTRO = """# Commands
 
 Type commands in the repository's root, after `. .venv/bin/activate`. `tabloop NAME --help` lists the options of a command. The
@@ -40,8 +41,10 @@ def _commands(root: Path) -> Iterator[tuple[str, str]]:
     for file in (root / "infra/cli").glob("*.py"):
         for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
             for decorator in function.decorator_list:
-                if declared := DECLARED.match(ast.unparse(decorator)):
-                    name = " ".join(filter(None, (declared[1], declared[2] or function.name.strip("_"))))
+                declared = DECLARED.match(ast.unparse(decorator))
+                if declared and declared[1] != "app":
+                    own = declared[3] or function.name if declared[2] == "command" else ""
+                    name = " ".join(part.strip("_") for part in (declared[1], own) if part)
                     yield name, (ast.get_docstring(function) or "").partition("\n")[0]
 
 

@@ -32,16 +32,18 @@ def history(
 @command(LOOK)
 def explain(
     subject: Annotated[str, typer.Argument(metavar="VERSION_OR_REQUEST", help='version, or id of a completion ("cmpl-...")')],
-) -> int | None:
+) -> int:
     """Explain where a version stands, or why a request was trained on or not."""
     return _explain_version(subject) if subject.isdecimal() else _explain_request(subject)
 
 
-def _explain_version(version: str) -> None:
+def _explain_version(version: str) -> int:
+    """Print the sections of a version's report."""
     from tasks.experiments.reports.explain import explain
 
     for title, section in explain(_store(), version):
         print(f"{title}\n" + "".join(f"  {each}\n" for each in section))
+    return errors.DONE
 
 
 def _explain_request(completion: str) -> int:

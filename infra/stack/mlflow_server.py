@@ -1,16 +1,16 @@
-"""Run MLflow's server in one process behind a door: python -m infra.stack.mlflow_server URL DATABASE ARTIFACTS
+"""Run MLflow's server in one process behind the authentication proxy: python -m infra.stack.mlflow_server URL DATABASE ARTIFACTS
 
 `mlflow server` imports MLflow, sets the variables below and starts a second Python that imports it again, which doubles the start
 time and takes 250 MB more. This module is the same server without the first process. MLflow's own basic-auth app would take
 0.1 s of CPU for each request, since it hashes the password every time, and a database of its own; MLflow's own check of origins
-lets in the pages of every port of this machine.
+admits the pages of every port of this machine.
 """
 
 import os
 import sys
 import uuid
 
-from infra.stack.door import credential_of
+from infra.stack.auth_proxy import credential_of
 
 
 def main(url: str, database: str, artifacts: str) -> None:

@@ -19,7 +19,7 @@ from infra.http.authorization import basic, mlflow_variables
 from infra.settings import Settings
 from infra.settings.serving import own_engines
 from infra.stack import orchestration
-from infra.stack.door import CREDENTIAL
+from infra.stack.auth_proxy import CREDENTIAL
 from infra.stack.processes import MARK
 
 BIN = Path(sys.executable).parent
@@ -137,7 +137,7 @@ def clients(settings: Settings) -> dict[str, str]:
     variables |= orchestration.variables(settings)
     if auth:
         variables["PREFECT_API_AUTH_STRING"] = auth
-        # Prefect's client sends the string in the first message of a WebSocket; the door asks for it before.
+        # Prefect's client sends the string in the first message of a WebSocket; the authentication proxy asks for it before.
         variables["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps({"Authorization": basic(auth)})
     return variables | mlflow_variables(registry)
 

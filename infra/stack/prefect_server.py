@@ -1,4 +1,4 @@
-"""Run Prefect's server behind a door: python -m infra.stack.prefect_server URL
+"""Run Prefect's server behind the authentication proxy: python -m infra.stack.prefect_server URL
 
 `prefect server start` is the same server without the check of the Host header, and imports Prefect's command line first.
 """
@@ -6,7 +6,7 @@
 import os
 import sys
 
-from infra.stack.door import credential_of
+from infra.stack.auth_proxy import credential_of
 
 
 def main(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs a web server of the local stack behind its door, with deadlines and limits of its connections (infra/http/connections.py).
+"""Runs a web server of the local stack behind its authentication proxy, with the limits of infra/http/connections.py.
 
 All clients have a loopback address, so none is limited by its address: where there is no room, the connection that has waited
 longest is closed.
@@ -16,13 +16,13 @@ import uvicorn
 from infra.http.bounded import BACKLOG, BoundedProtocol, Sizes
 from infra.http.connections import Connections
 from infra.settings.schema import Limits
-from infra.stack.door import App, Door
+from infra.stack.auth_proxy import App, AuthProxy
 
 LIMITS = Limits(
     connections=448,  # a process may often open 1,024 files
     connections_per_peer=0,
     header_seconds=10.0,
-    body_seconds=600.0,  # an artifact; the door reads the body of nobody else (door.REFUSED_SECONDS)
+    body_seconds=600.0,  # an artifact; of a refused request the proxy reads less (auth_proxy.REFUSED_SECONDS)
     keep_alive_seconds=5.0,
     unread_seconds=60.0,
 )
@@ -38,12 +38,12 @@ async def serve(
         app: an ASGI app.
         address: its URL, http://HOST:PORT.
         credential: "USER:PASSWORD".
-        limits: of its connections.
-        sockets: to listen on; none: the address's own.
+        limits: limits of its connections.
+        sockets: sockets to listen on (default: one at the address).
     """
     connections, url = Connections(limits), urlsplit(address)
     config = uvicorn.Config(
-        cast(Any, Door(app, address, credential)),
+        cast(Any, AuthProxy(app, address, credential)),
         host=str(url.hostname),
         port=url.port or 80,
         http=cast(Any, partial(BoundedProtocol, connections, SIZES, _error_body)),

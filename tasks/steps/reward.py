@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pyarrow as pa
 from prefect.logging import get_run_logger
 
+from infra.records import RewardTotals
 from infra.storage.events import tombstones
 from tasks.labels import context_lines, samples
 from tasks.labels.accounting import Waiting
@@ -37,7 +38,7 @@ class Rewarded:
 
     samples: bytes
     """Parquet of infra.records.Sample."""
-    returns: dict[str, Any]
+    returns: tuple[RewardTotals, ...]
     """Totals of the rewards (Manifest.returns)."""
 
 

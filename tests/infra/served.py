@@ -1,4 +1,4 @@
-"""A server behind a door, as the local stack runs Prefect's and MLflow's, in a thread."""
+"""A server behind the authentication proxy, as the local stack runs Prefect's and MLflow's, in a thread."""
 
 import asyncio
 import socket

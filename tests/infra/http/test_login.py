@@ -38,8 +38,8 @@ class Listener(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def door() -> Iterator[tuple[str, list[dict[bytes, bytes]]]]:
-    """The address of a server behind a door, and the headers of each request that it let in."""
+def guarded() -> Iterator[tuple[str, list[dict[bytes, bytes]]]]:
+    """The address of a server behind the authentication proxy, and the headers of each request that it passed on."""
     admitted: list[dict[bytes, bytes]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -64,9 +64,9 @@ def listening() -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
         yield f"http://127.0.0.1:{port}", Handler.seen
 
 
-def test_a_browser_logs_in_by_the_link_and_another_port_gets_nothing(door: tuple[str, Any], tmp_path: Path) -> None:
+def test_a_browser_logs_in_by_the_link_and_another_port_gets_nothing(guarded: tuple[str, Any], tmp_path: Path) -> None:
     program = browser.required()
-    address, admitted = door
+    address, admitted = guarded
     link = login.link(address, CREDENTIAL)
     with browser.running(program, tmp_path / "profile") as victim, listening() as (other, seen):
         tab = victim.open(link)

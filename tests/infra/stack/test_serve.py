@@ -1,4 +1,4 @@
-"""Slow, silent and endless clients of a server behind a door, and of the S3 server."""
+"""Slow, silent and endless clients of a server behind the authentication proxy, and of the S3 server."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from infra.http.authorization import basic
 from infra.settings import LOCAL, load
 from infra.settings.schema import Limits
-from infra.stack import door, secrets
+from infra.stack import auth_proxy, secrets
 from infra.stack.parts import S3_REQUEST_TIME, parts
 from infra.storage.store import ObjectStore
 from tests.infra.served import running
@@ -56,7 +56,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with socket.socket() as listener, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door, "REFUSED_SECONDS", 0.4)
+        patch.setattr(auth_proxy, "REFUSED_SECONDS", 0.4)
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with running(app, url, CREDENTIAL, limits=SHORT, sockets=[listener]):

@@ -89,7 +89,7 @@ def test_a_base_has_moves_and_no_cycle_and_an_unknown_version_is_an_error(store:
     sections = dict(explain(store, "1"))
     assert list(sections) == ["cycle", "moves", "state"]
     assert sections["state"] == ["champion, since 2027-01-15 08:02:00 UTC"]
-    with pytest.raises(UnknownVersion, match=r"version 9: no cycle .*tasks\.experiments history"):
+    with pytest.raises(UnknownVersion, match=r"version 9: no cycle .*`tabloop history`"):
         dict(explain(store, "9"))
 
 

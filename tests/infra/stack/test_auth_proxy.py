@@ -1,4 +1,4 @@
-"""The door in front of Prefect and MLflow: it lets in the server's own clients, and refuses what a browser sends for a page."""
+"""The authentication proxy of Prefect and MLflow: it admits the server's own clients, and refuses requests of other pages."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,7 +12,7 @@ from infra.http import login
 from infra.http.authorization import basic
 from infra.http.login import CODE_HEADER, LINK_SECONDS, SESSION_SECONDS, Logins
 from infra.http.web import foreign, own_names
-from infra.stack.door import Door
+from infra.stack.auth_proxy import AuthProxy
 
 ADDRESS, CREDENTIAL = "http://127.0.0.1:4200", "tabloop:secret"
 AUTHORIZED = {"Authorization": basic(CREDENTIAL)}
@@ -50,7 +50,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def http(app: App, clock: Clock) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=Door(app, ADDRESS, CREDENTIAL, clock))
+    transport = httpx.ASGITransport(app=AuthProxy(app, ADDRESS, CREDENTIAL, clock))
     async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
         yield client
 
@@ -135,10 +135,10 @@ async def test_a_socket_of_another_page_or_without_the_credential_is_closed(app:
     async def send(message: Any) -> None:
         messages.append(message)
 
-    door = Door(app, ADDRESS, CREDENTIAL)
-    await door({"type": "websocket", "path": "/api/events/out", "headers": handshake(**changed)}, receive, send)
+    proxy = AuthProxy(app, ADDRESS, CREDENTIAL)
+    await proxy({"type": "websocket", "path": "/api/events/out", "headers": handshake(**changed)}, receive, send)
     assert [message["type"] for message in messages] == ["websocket.close"] and app.scopes == []
-    await door({"type": "websocket", "path": "/api/events/out", "headers": handshake()}, receive, send)
+    await proxy({"type": "websocket", "path": "/api/events/out", "headers": handshake()}, receive, send)
     assert len(messages) == 1 and len(app.scopes) == 1
 
 
@@ -191,7 +191,7 @@ async def test_a_made_up_code_or_session_is_none(http: httpx.AsyncClient, app: A
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=60))
-async def test_no_header_breaks_the_door(value: bytes, other: bytes, query: bytes) -> None:
+async def test_no_header_breaks_the_proxy(value: bytes, other: bytes, query: bytes) -> None:
     statuses: list[int] = []
 
     async def send(message: Any) -> None:
@@ -212,9 +212,9 @@ async def test_no_header_breaks_the_door(value: bytes, other: bytes, query: byte
             ]
             for given_headers in (headers, headers[:-1]):
                 scope = {"type": "http", "method": method, "path": "/", "query_string": query, "headers": given_headers}
-                await Door(App(), ADDRESS, CREDENTIAL)(scope, nothing, send)
+                await AuthProxy(App(), ADDRESS, CREDENTIAL)(scope, nothing, send)
                 scope["query_string"] = b"login"
-                await Door(App(), ADDRESS, CREDENTIAL)(scope, nothing, send)
+                await AuthProxy(App(), ADDRESS, CREDENTIAL)(scope, nothing, send)
     assert set(statuses) <= {200, 401, 403} and len(statuses) == 16
 
 

@@ -1,4 +1,4 @@
-"""The door of a web server of the local stack: an ASGI app in front of it that lets in its own clients alone.
+"""The authentication proxy of a web server of the local stack: an ASGI app that passes on only the requests of its own clients.
 
 Prefect's server checks a password but no Host header, and MLflow lets in a page of any port of this machine. So a request must
 name this server in its Host header, come from no other origin (infra/http/web.py), and carry the server's credential; a
@@ -16,13 +16,13 @@ from infra.http.authorization import basic
 from infra.http.login import CODE_HEADER, QUERY, Answer, Logins, password_of
 from infra.http.web import foreign, own_names
 
-CREDENTIAL = "DOOR_CREDENTIAL"
+CREDENTIAL = "AUTH_PROXY_CREDENTIAL"
 """Environment variable of a server's credential, "USER:PASSWORD"."""
 POLICY = (
     "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src 'self' data: blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
 )
-"""What the pages behind the door may load: their own server's files, and scripts within them, which both need."""
+"""Policy of the server's pages: they load files of their own server, and run scripts that stand in them, which both need."""
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -31,9 +31,9 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
-"""Of every answer, in place of the server's own."""
+"""Headers of every answer, in place of the server's own."""
 REFUSED_SECONDS, REFUSED_BYTES = 10.0, 1 << 20
-"""How long, and how much, of the body of a refused request is read."""
+"""Most seconds and bytes for which the body of a refused request is read."""
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="tabloop", charset="UTF-8"'}
 LOG_IN = "log in with a link that `tabloop status` prints, or send the credential as Basic authentication"
 
@@ -43,7 +43,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Door:
+class AuthProxy:
     """An ASGI app that passes on the requests of a server's own clients."""
 
     def __init__(self, app: App, address: str, credential: str, clock: Callable[[], float] = time.time) -> None:
@@ -88,7 +88,7 @@ class Door:
 
 
 def credential_of(environment: Mapping[str, str]) -> str:
-    """Return the server's credential. Exits if there is none, since the door would stand open."""
+    """Return the server's credential. Exits if it is missing, since the proxy would admit everybody."""
     if not environment.get(CREDENTIAL):
         raise SystemExit(f"{CREDENTIAL} is not set: `tabloop up` generates the credential and starts this server")
     return environment[CREDENTIAL]
@@ -99,7 +99,7 @@ def _text(status: int, reason: str, headers: Mapping[str, str] | None = None) ->
 
 
 async def _end(receive: Receive, send: Send, answer: Answer) -> None:
-    """Answer a stranger and close: after its body, which many clients send to the end first, but not after an endless one."""
+    """Answer a refused request and close: after its body, which many clients send first, but not after an endless one."""
     with suppress(TimeoutError):
         async with asyncio.timeout(REFUSED_SECONDS):
             read = 0
