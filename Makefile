@@ -59,7 +59,7 @@ coverage: $(STAMP) ## run the tests without servers, and print their coverage
 check: $(STAMP) ## check lint, format, types, spelling and layering
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy infra serving tasks evals flows
+	$(PY) -m mypy infra serving tasks evals flows tests
 	$(PY) -m codespell_lib $$(git ls-files)
 	$(PY) -m pytest tests/test_layering.py
 
