@@ -12,6 +12,7 @@ with Progress(console, work=3.0) as progress:
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich import progress as rich_progress
 from rich.console import Console
@@ -130,7 +131,7 @@ class Progress(rich_progress.Progress):
         """Return the current part in a line: its name, amount and time left."""
         return f"{self._part.task.description}{self._amount()}" if self._part else ""
 
-    def _change(self, number: TaskID, **changes: float | str) -> None:
+    def _change(self, number: TaskID, **changes: Any) -> None:
         self.update(number, **changes)
         if self._clock() - self._printed >= self._every:
             self._print_line()

@@ -1,4 +1,4 @@
-"""The result of a benchmark: figures, told one by one as they are had and written to var/bench/NAME.json."""
+"""The result of a benchmark: figures, reported one by one and written to var/bench/NAME.json."""
 
 import asyncio
 import json
@@ -80,8 +80,8 @@ async def in_thread(figures: Iterator[Figure]) -> AsyncIterator[Figure]:
         yield found
 
 
-def told(figures: Iterable[Figure], progress: Progress, *, quick: bool = False) -> list[Figure]:
-    """Return figures with the targets that the run has, and say each as it is had."""
+def reported(figures: Iterable[Figure], progress: Progress, *, quick: bool = False) -> list[Figure]:
+    """Return figures with the targets that the run has, and report each at once."""
     found = []
     for each in figures:
         one = replace(each, target=None, met=True) if quick and each.bound else each

@@ -1,7 +1,7 @@
 """The benchmarks of `tabloop bench [--quick] [NAME...]`.
 
 All but `fleet`, `shape`, `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`tabloop up`)
-without a running A/B test, and pause the schedules meanwhile. Each figure is printed as it is had. One that fails is named, and
+without a running A/B test, and pause the schedules meanwhile. Each figure is printed at once. One that fails is named, and
 the others run.
 """
 
@@ -100,15 +100,15 @@ async def run_benches(settings: Settings, names: Sequence[str], quick: bool, pro
 
 
 async def run_bench(settings: Settings, bench: Bench) -> Ended:
-    """Run one benchmark, tell its figures and write them; one that fails tells why and writes none."""
+    """Run one benchmark, report its figures and write them; one that fails reports its error and writes none."""
     began, found = time.monotonic(), list[Figure]()
     try:
         module = import_module(module_of(bench.name))  # one by one, since some import torch
         with bench.progress.part(bench.name, work=bench.minutes):
             async with aclosing(module.run(settings, bench)) as running:
                 async for one in running:
-                    found += figures.told([one], bench.progress, quick=bench.quick)
-    except Exception as error:  # of any benchmark: it is told, and the others run
+                    found += figures.reported([one], bench.progress, quick=bench.quick)
+    except Exception as error:  # of any benchmark: it is reported, and the others run
         bench.progress.say(f"{bench.name} failed\n{traceback.format_exc()}")
         return Ended(bench.name, found, time.monotonic() - began, f"{type(error).__name__}: {error}")
     figures.write(bench.name, found, bench.progress, quick=bench.quick, folder=bench.folder)

@@ -29,7 +29,7 @@ class Quirks:
     silent_editors: float = 0.25  # of developers: the editor sends requests as Zed does, and no event
     native_editors: float = 0.15
     """Of developers: the editor reports to /v1/feedback, with the reason why nothing was taken and the time that it was seen."""
-    dismissals: float = 0.25  # of what is not taken: the developer dismisses it (Escape) instead of typing other text
+    dismissals: float = 0.25  # of suggestions not taken: the developer dismisses it (Escape) instead of typing other text
     pauses: float = 0.7  # of lines: the developer pauses in it, and the editor requests a completion
     several_lines: float = 0.12  # of pauses: the developer is about to write the rest of the line and one to three further lines
     goes_on: float = 0.5  # after a suggestion not taken: the developer types a word and pauses again

@@ -20,6 +20,17 @@ Concurrency = Annotated[int, typer.Option(help="developers who type at the same 
 Quick = Annotated[bool, typer.Option("--quick", help="a small size: wider intervals, written to var/bench/quick")]
 
 
+def share(text: str) -> float:
+    """Return a share; a text that is no number between 0 and 1 is refused."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise typer.BadParameter(f"{text!r} is not in the range 0<=x<=1")
+    return value
+
+
 @command(MEASURE)
 def bench(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="none: all but `fleet` and `shape`")] = None,
@@ -108,7 +119,10 @@ def developers(
     rate: Rate = 0.0,
     concurrency: Concurrency = 16,
     silent: Annotated[
-        float, typer.Option(min=0, max=1, help="share of developers whose editor sends Zed's requests and reports nothing")
+        float,
+        typer.Option(
+            parser=share, metavar="SHARE", help="share of developers whose editor sends Zed's requests and reports nothing"
+        ),
     ] = 0.25,
     first_visit: Annotated[int, typer.Option(help="number of the first session; continues an earlier run of this seed")] = 0,
     version: Annotated[

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from infra.records.base import Arm, LabelOutcome, Record, ShowLevel
 
 NotTaken = Literal["", "cancelled", "typed_through", "typed_away", "replaced", "empty", "rejected"]
-"""Why a completion was not taken, as the editor tells it."""
+"""Why a completion was not taken, as the editor reports it."""
 FinishReason = Literal["stop", "length", "disconnected", "error"]
 Outcome = LabelOutcome | Literal["shown", "retained", "thumbs_down"]
 
@@ -38,7 +38,7 @@ class Completion(Record):
     language: str = ""
     """Language of the code, as named by the request (infra/model/language.py); empty if the request does not name it."""
     file: str = ""
-    """Keyed hash of the file's path within the project, where the client tells a path; the path itself is never stored."""
+    """Keyed hash of the file's path within the project, where the client sends a path; the path itself is never stored."""
     prompt_token_ids: tuple[int, ...]
     """Token ids of the prompt sent to the engine, FIM tokens included."""
     token_ids: tuple[int, ...]
@@ -143,9 +143,9 @@ class Feedback(Record):
     """For "retained", the text in the place of an accepted completion some time later."""
     settled: str | None = None
     """Text that stands where the completion was offered after 10 s without a keystroke there, at most 5 min later; none if the
-    editor does not tell it."""
+    editor does not report it."""
     settled_kept: int | None = None
-    """Characters of the completion that stand in the settled text, from an editor that may not send text; none if not told."""
+    """Characters of the completion that stand in the settled text, from an editor that may send no text; None: not reported."""
     settled_total: int | None = None
     """Characters of the settled text, from the same editors."""
     reason: NotTaken = ""
@@ -154,7 +154,7 @@ class Feedback(Record):
     elapsed_ms: float | None = None
     """Milliseconds from the request to the developer's action, as measured by the client (Continue: to the completion)."""
     seen_ms: float | None = None
-    """Milliseconds from showing the completion to the developer's action, as measured by the client; none if not told."""
+    """Milliseconds from showing the completion to the developer's action, as measured by the client; None if not reported."""
     cache_hit: bool = False
     """Whether the client showed it from its own cache, without a request."""
     language: str = ""

@@ -9,7 +9,7 @@ from infra.records.base import Arm, ObjectReference, Record
 from infra.records.gate_settings import GateSettings
 
 VerdictName = Literal["promote", "reject", "breach", "broken", "undecided"]
-"""breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not tell anything, which says
+"""breach: a guardrail of operation surely broke, at once. broken: the test went wrong, or could not show anything, which says
 nothing about the challenger."""
 Mode = Literal["superiority", "non_inferiority"]
 Design = Literal["by_user", "crossover"]
@@ -70,7 +70,7 @@ class Plan(GateSettings):
     design: Design = "by_user"
     """Who meets which version (tasks/experiments/verdict/designs.py)."""
     metrics: tuple[PlannedMetric, ...]
-    """What is compared."""
+    """The metric that is compared."""
     srm_alpha: float = 0.001
     """Error level of each quality check, for all looks together: the split of users (sample-ratio mismatch), users who drop out,
     requests per user, and judged per shown completion. A test that fails one ends as broken."""

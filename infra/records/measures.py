@@ -1,4 +1,4 @@
-"""Measures of what completions are worth to the people who write: sums over requests, and the ratios that follow from them.
+"""Measures of the value of completions to the people who write: sums over requests, and the ratios that follow from them.
 
 Every page and metric that shows one of these ratios takes it from here. The sums are computed from labelled requests by
 tasks/labels/measures.py, which says what counts.

@@ -12,7 +12,7 @@ class MoveRequest(Record):
     id: str
     """Id of the request."""
     kind: Literal["promote", "roll_back", "pause", "resume"]
-    """What is asked for."""
+    """The move that is requested."""
     version: str
     """Version to make champion, or whose test is paused or resumed. Empty: to promote the challenger, or to roll back to the
     champion that was retired last."""

@@ -29,7 +29,7 @@ class Judge(Section):
     """Characters of code before and after the completion in a request to the judge, each; rubric, code and answer must fit the
     model's context."""
     calibration_places: int = Field(60, ge=20)
-    """Places at which each evaluation asks the judge to tell the true text from a corrupted one."""
+    """Places at which each evaluation asks the judge to distinguish the true text from a corrupted one."""
 
 
 MARGINS: Mapping[str, float] = {
@@ -65,7 +65,7 @@ MARGINS: Mapping[str, float] = {
 nine of ten equal candidates pass. The errors fall with the square root of the places."""
 UNSET = ("silent", "drift")
 """Guardrails without a margin, which hold only where the settings name one. silent: fall of the share of silence where nothing
-should be written; without a margin it is only reported, since few places tell little. drift: rise of the candidate's
+should be written; without a margin it is only reported, since few positions show little. drift: rise of the candidate's
 log-probability of its own completions above the champion's, in nats a token; it takes a forward pass of the champion over the
 candidate's completions."""
 
@@ -81,7 +81,7 @@ class Gate(Section):
     where they have this many."""
     min_project_files: int = Field(8, ge=2)
     """Minimum number of files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and
-    a few files do not tell how files differ. Projects with fewer count together, as those with too few places do. A language
+    a few files do not show how files differ. Projects with fewer count together, as those with too few places do. A language
     needs none."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""

@@ -27,8 +27,8 @@ class Sampling(Section):
 
 
 class Showing(Section):
-    """The decision to show (infra/model/showing.py), for versions that have an estimate of what is kept; of others all is
-    shown."""
+    """The decision to show (infra/model/showing.py), for versions that have a keep estimate; completions of others are
+    shown whole."""
 
     level: ShowLevel = "eager"
     """Level of requests for which neither their header, their user nor their project names one. A level is a price of an
@@ -41,8 +41,8 @@ class Showing(Section):
     quiet: float = Field(0.6, ge=0)
     """Price of an interruption at this level, in kept characters."""
     audit_share: float = Field(0.02, ge=0, le=0.1)
-    """Share of requests of which all is shown, whatever the estimate says, so that it stays calibrated where clients send only
-    feedback. 0: none; the settled text of what is held back is then the only check."""
+    """Share of requests whose completion is shown whole, whatever the estimate says, so that it stays calibrated where clients
+    send only feedback. 0: no request; the settled text at suppressed completions is then the only check."""
 
     def price(self, level: ShowLevel) -> float | None:
         """Return the price of an interruption at a level, in kept characters; none where all is shown."""
@@ -101,7 +101,7 @@ class OpenIDConnect(Section):
         "RS256",
         "ES256",
     )
-    """Accepted signature algorithms. Symmetric ones cannot be named: whoever checks such a token could also make it."""
+    """Accepted signature algorithms. Symmetric ones cannot be named: a server that checks such a token could also make it."""
     user_claim: str = Field("sub", min_length=1)
     """Claim that is the user's id. A claim that users can change themselves lets one user speak for another."""
     projects: tuple[ProjectName, ...] = ()

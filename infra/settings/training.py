@@ -122,7 +122,7 @@ class Groups(Section):
     temperature: float = Field(0.8, gt=0)
     """Temperature at which they are sampled and trained."""
     weight: float = Field(1.0, gt=0)
-    """Factor of their advantages beside those of what was shown."""
+    """Factor of their advantages beside those of the shown completions."""
 
 
 class Train(Recipe):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from evals.bench.figures import Bench, Figure, Size, bound, figure, read, told, write
+from evals.bench.figures import Bench, Figure, Size, bound, figure, read, reported, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
 from evals.bench.suite import KNOWN, MINUTES, chosen, module_of, run_bench, summary
@@ -52,8 +52,8 @@ def test_figures_of_a_quick_run_lie_beside_the_full_ones_and_say_so(tmp_path: Pa
 
 def test_a_quick_run_has_no_target_for_the_end_of_an_interval() -> None:
     figures = [figure("gain", 1.0, "%", least=2.0), bound("gain, low", -3.0, "%", least=0.0)]
-    assert [f.met for f in told(figures, Shown().progress)] == [False, False]
-    assert [(f.met, f.target) for f in told(figures, Shown().progress, quick=True)] == [(False, 2.0), (True, None)]
+    assert [f.met for f in reported(figures, Shown().progress)] == [False, False]
+    assert [(f.met, f.target) for f in reported(figures, Shown().progress, quick=True)] == [(False, 2.0), (True, None)]
 
 
 def test_each_figure_is_said_when_it_is_had_and_fits_a_terminal() -> None:
@@ -64,7 +64,7 @@ def test_each_figure_is_said_when_it_is_had_and_fits_a_terminal() -> None:
         said.append(len(shown.lines))
         yield figure("experiments.trap.by_user.champion_loses_10_percent_of_its_labels.promoted", 0.5, "of 10 tests", most=0.1)
 
-    assert len(told(found(), shown.progress)) == 2 and said == [1]
+    assert len(reported(found(), shown.progress)) == 2 and said == [1]
     assert shown.lines[0].split() == ["first_token.added_median", "1.25", "ms", "(target", "3)"]
     assert shown.lines[-1].split() == ["0.5", "of", "10", "tests", "(target", "0.1,", "MISSED)"]
     assert all(len(line) <= 80 for line in shown.lines)

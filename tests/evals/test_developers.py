@@ -17,6 +17,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evals.compare.gains import by_user
 from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings, code_from, measure, run
 from evals.developers.pacer import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
@@ -335,11 +336,12 @@ async def test_each_version_is_measured_with_the_same_developers_at_the_same_pos
     for headers, body in server.requests:
         requests[headers["X-Tabloop-Version"]].add((headers["X-User-ID"], body["prompt"]))
     assert requests["1"] == requests["2"]
-    by_user = paired.by_user(lambda outcome: outcome.accepted)
-    assert sum(positions for positions, _ in by_user.values()) == 200
+    accepted = [[pair.outcomes[pin].accepted for pair in paired.pairs] for pin in range(3)]
+    sums = by_user([pair.user for pair in paired.pairs], {str(pin): values for pin, values in enumerate(accepted)})
+    assert sums.requests.sum() == 200
     assert all(o.kept <= len(o.shown) for pair in paired.pairs for o in pair.outcomes)
     assert sum(o.kept_characters for pair in paired.pairs for o in pair.outcomes) > 0
-    base_accepted, second_accepted, _ = (sum(sums[i] for _, sums in by_user.values()) for i in range(3))
+    base_accepted, second_accepted = (float(sums.of(pin).sum()) for pin in ("0", "1"))
     assert second_accepted > base_accepted
     # An outcome holds the probability of an accept, slips included: sums are near the drawn ones, and no decision is certain.
     assert abs(base_accepted - paired.tallies[0].total.accepted) < 8

@@ -163,7 +163,7 @@ def _parent(line: _Line, champion: int) -> int:
 def chains(
     pool: ProcessPoolExecutor, count: int, cycles: int, ended: Callable[[Iterable[End]], Iterable[End]]
 ) -> Iterator[Figure]:
-    """Run chains of every drift and yield their figures; `ended` passes on each end as it is had."""
+    """Run chains of every drift and yield their figures; `ended` passes on each end when it is known."""
     for drift in DRIFTS:
         yield from _figures(drift, list(ended(pool.map(run_chain, repeat(drift), repeat(cycles), range(count)))), cycles)
 

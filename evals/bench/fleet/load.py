@@ -15,7 +15,7 @@ from evals.developers.transport import Address, Answer, EditorClient
 
 WINDOW_SECONDS, STEP_SECONDS = 10.0, 0.5
 LEAST = 20
-"""Requests in a window, at least: fewer tell nothing of their tail."""
+"""Requests in a window, at least: fewer say nothing about their tail."""
 
 
 @dataclass(frozen=True)

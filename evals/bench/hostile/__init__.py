@@ -41,7 +41,7 @@ CASES, BATCH = Size(full=10_000, quick=250), 250
 WARM_UP = Size(full=2_000, quick=250)
 """Cases after which the app's memory is measured first: by then caches are full."""
 MAX_GROWTH_MB: Size[float | None] = Size(full=16.0, quick=None)
-"""Afterwards; while caches still fill, as in a quick run, growth tells nothing."""
+"""Afterwards; while caches still fill, as in a quick run, growth means nothing."""
 CHECKS = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),
     *(response_headers_conformance, response_schema_conformance),

@@ -124,12 +124,12 @@ def _ordinary(folders: Sequence[Path], bench: Bench) -> list[Figure]:
 def _kinds(seeds: int) -> list[Figure]:
     tried, not_found = missed(Redactor(), seeds)
     figures = [figure("kinds.found", len(tried - not_found), "", least=80), figure("kinds.missed", len(not_found), "", most=0)]
-    return [*figures, *(_in_project_files(name, seeds, told=told, most=most) for name, told, most in PROJECT_FILES)]
+    return [*figures, *(_in_project_files(name, seeds, named=named, most=most) for name, named, most in PROJECT_FILES)]
 
 
-def _in_project_files(name: str, seeds: int, *, told: bool, most: float) -> Figure:
+def _in_project_files(name: str, seeds: int, *, named: bool, most: float) -> Figure:
     redactor = Redactor()
-    counts = [project_files.missed(redactor, random.Random(seed), told=told) for seed in range(seeds)]
+    counts = [project_files.missed(redactor, random.Random(seed), named=named) for seed in range(seeds)]
     staying = sum(len(secrets) for _, files in counts for secrets in files.values())
     return figure(f"project_files.{name}", 100 * staying / sum(tried for tried, _ in counts), "% of the secrets stay", most=most)
 

@@ -22,7 +22,7 @@ PASSWORDS = (
 )
 PHRASES = ("the moon is not for sale", "correct horse battery staple", "winter is the best time", "nine cats for one mouse")
 PIECE = 7
-"""Neighbouring characters of a secret that must not stay: fewer tell nothing and occur in other text by chance."""
+"""Neighbouring characters of a secret that must not stay: fewer mean nothing and occur in other text by chance."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ def project_files(rng: random.Random) -> Iterator[ProjectFile]:
         yield ProjectFile(path, MARKED.sub(drawn, text), tuple(secrets))
 
 
-def missed(redactor: Redactor, rng: random.Random, *, told: bool) -> tuple[int, dict[str, list[str]]]:
-    """Return the number of secrets, and by file those of which a part stays; `told`: the client names the kind of file."""
+def missed(redactor: Redactor, rng: random.Random, *, named: bool) -> tuple[int, dict[str, list[str]]]:
+    """Return the number of secrets, and by file those of which a part stays; `named`: the client names the kind of file."""
     tried, found_not = 0, dict[str, list[str]]()
     for file in project_files(rng):
-        redacted = redactor.text(file.text, language(file.path) if told else "")
+        redacted = redactor.text(file.text, language(file.path) if named else "")
         tried += len(file.secrets)
         if staying := [secret for secret in file.secrets if _stays(secret, redacted)]:
             found_not[file.path] = staying

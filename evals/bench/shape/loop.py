@@ -183,7 +183,7 @@ def updated(loop: Loop, samples: Sequence[Sample]) -> Candidate:
 
 
 def of_update(loop: Loop, candidate: Candidate) -> Iterator[Figure]:
-    """Tell what an update took, beside its plan."""
+    """Report the memory of an update beside its estimate."""
     expected, measured = planned(architectures.read(loop.base)), loop.memory.at(f"step {STEPS}", "trainer")
     loop.progress.say(f"shape: the plan in GB: {fit.in_parts(expected)}")
     yield loop.figure("plan", expected.total / fit.GB, "GB")

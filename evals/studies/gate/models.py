@@ -18,7 +18,7 @@ BATCH, PART = 64, 16
 """Places of a step, and of a forward pass."""
 FROZEN_LAYERS = 2
 Row = tuple[list[int], list[int]]
-"""Token ids of a prompt and of what the model learns to write there."""
+"""Token ids of a prompt and of the text that the model learns to write there."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from evals.bench import figures as benches
-from evals.bench.figures import FOLDER, Figure, Size, told, write
+from evals.bench.figures import FOLDER, Figure, Size, reported, write
 from evals.developers import Schedule, code_from
 from evals.progress import Progress
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
@@ -79,7 +79,7 @@ def study(settings: Settings, options: Options) -> int:
     """
     with Progress(Console()) as progress:
         try:
-            found = told(compare(settings, options, progress), progress, quick=options.quick)
+            found = reported(compare(settings, options, progress), progress, quick=options.quick)
         except Paused as paused:
             progress.say(f"{paused}; the same command goes on")
             return 3

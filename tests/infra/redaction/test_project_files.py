@@ -16,13 +16,13 @@ MOST_MISSED = {True: 0.02, False: 0.035}
 nothing but their place gives away."""
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_few_secrets_of_project_files_stay(told: bool) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_few_secrets_of_project_files_stay(named: bool) -> None:
     """A quarter of the first 105 files' secrets stayed, and 40 % of the further files'."""
-    counts = [missed(REDACTOR, random.Random(seed), told=told) for seed in range(4)]
+    counts = [missed(REDACTOR, random.Random(seed), named=named) for seed in range(4)]
     tried = sum(count for count, _ in counts)
     staying = [(path, secret) for _, files in counts for path, secrets in files.items() for secret in secrets]
-    assert tried > 1_500 and len(staying) <= MOST_MISSED[told] * tried, staying
+    assert tried > 1_500 and len(staying) <= MOST_MISSED[named] * tried, staying
 
 
 def test_the_same_files_are_found_wherever_the_cursor_is() -> None:
