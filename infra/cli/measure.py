@@ -1,6 +1,5 @@
 """Commands that measure, demonstrate and compare."""
 
-import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -120,9 +119,7 @@ def developers(
     concurrency: Concurrency = 16,
     silent: Annotated[
         float,
-        typer.Option(
-            parser=share, metavar="SHARE", help="share of developers whose editor sends Zed's requests and reports nothing"
-        ),
+        typer.Option(parser=share, metavar="SHARE", help="share of developers whose editor, like Zed, reports nothing"),
     ] = 0.25,
     first_visit: Annotated[int, typer.Option(help="number of the first session; continues an earlier run of this seed")] = 0,
     version: Annotated[
