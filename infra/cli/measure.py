@@ -1,5 +1,6 @@
 """Commands that measure, demonstrate and compare."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
