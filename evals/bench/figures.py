@@ -91,7 +91,7 @@ def reported(figures: Iterable[Figure], progress: Progress, *, quick: bool = Fal
 
 
 def line(found: Figure) -> str:
-    """Return a figure as a line: name, value and unit, target; what is too long for a terminal follows on a second line."""
+    """Return a figure as a line of name, value, unit and target; a line too long for a terminal is broken after the name."""
     target = "" if found.target is None else f"  (target {found.target:g}{'' if found.met else ', MISSED'})"
     measured = f"{found.value:g} {found.unit}{target}".rstrip()
     row = f"{found.name:{NAME_WIDTH}} {measured}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.typists import typing
+from evals.bench.typists import settle, typing
 from evals.demo.loop import CYCLE
 from evals.demo.orchestration import Orchestration, TaskRun
 from evals.progress import Part
@@ -20,8 +20,6 @@ CYCLE_TARGET_SECONDS = 120.0
 FRESH_TARGET_SECONDS = 150.0
 SWAP_SECONDS = 60.0
 REGISTER = "register"
-SHIPMENTS = 2
-"""Intervals of shipping after which the last request and what became of it are in the store."""
 ASK_SECONDS = 5.0
 """Between two questions which step runs, since Prefect shares the cores with the cycle."""
 
@@ -42,9 +40,8 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         requests_per_second = traffic.tally.total.requests / (time.monotonic() - began)
         old_versions = set(traffic.tally.by_version())
         started, traffic.quiet = time.monotonic(), True
-        settling = settings.collect.settle_seconds + SHIPMENTS * settings.serving.ship_seconds
         with bench.part("requests settle"):
-            await asyncio.sleep(settling)  # a cycle uses none that is younger than collect.settle_seconds
+            await settle(settings)
         asked = time.monotonic()
         async with Orchestration(settings.orchestration) as prefect:
             with bench.part("cycle", share=0.7) as part:

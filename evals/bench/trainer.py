@@ -137,7 +137,7 @@ def measure(
         yield figure(f"ppo_step.{precision}.cost_of_a_token_most_to_fewest", ratio, "", most=LINEAR)
 
 
-class Side(NamedTuple):
+class Cost(NamedTuple):
     """The cost of one side."""
 
     seconds: float
@@ -146,7 +146,7 @@ class Side(NamedTuple):
     """Peak in MiB."""
 
 
-def measure_sides(folder: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Side, Side]:
+def measure_sides(folder: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Cost, Cost]:
     """Run the trainer's steps, then those of transformers. Return the cost of each."""
     path, job, reference = folder / "samples.parquet", folder / "job.json", folder / "reference.json"
     path.write_bytes(to_parquet(samples))
@@ -155,4 +155,4 @@ def measure_sides(folder: Path, samples: Sequence[Sample], settings: Settings, s
     own = min(step["cpu_seconds"] for step in json.loads((folder / "metrics.json").read_text())["steps"])
     padded = (sys.executable, "-m", "evals.bench.padded", str(path), str(reference), str(steps), precision)
     other_memory = run_process(padded, folder / "transformers.log")
-    return Side(own, own_memory), Side(min(json.loads(reference.read_text())), other_memory)
+    return Cost(own, own_memory), Cost(min(json.loads(reference.read_text())), other_memory)

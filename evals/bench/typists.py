@@ -9,6 +9,14 @@ from evals import developers
 from evals.demo.loop import Traffic
 from infra.settings import Settings
 
+SHIPMENTS = 2
+"""Intervals of shipping after which the last request and its outcome are in the store."""
+
+
+async def settle(settings: Settings) -> None:
+    """Wait until a cycle uses the last request: it must be as old as collect.settle_seconds, and shipped."""
+    await asyncio.sleep(settings.collect.settle_seconds + SHIPMENTS * settings.serving.ship_seconds)
+
 
 @asynccontextmanager
 async def typing(settings: Settings, users: int, concurrency: int) -> AsyncIterator[tuple[Traffic, "asyncio.Task[object]"]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from evals.bench.experiments.simulate import chance_bound
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, VerdictName
@@ -237,9 +238,8 @@ def promoted(test: SimulatedTest, settings: Experiment, tests: int) -> float:
 
 
 def bound_of(tests: int) -> float:
-    """Return the share of false promotions that chance exceeds once in a thousand times: three errors above their level."""
-    level = GATE.alpha / 2
-    return level + 3 * (level * (1 - level) / tests) ** 0.5
+    """Return the share of false promotions that chance seldom exceeds."""
+    return chance_bound(GATE.alpha / 2, tests)
 
 
 def shared_bounds(each: int) -> tuple[float, float]:

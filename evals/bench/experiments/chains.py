@@ -11,7 +11,7 @@ from itertools import repeat
 
 import numpy as np
 
-from evals.bench.experiments.simulate import Outcome, Simulation, World, simulate
+from evals.bench.experiments.simulate import Outcome, Simulation, World, chance_bound, simulate
 from evals.bench.figures import Figure, Size, figure
 from infra.records import Arm, ExperimentRecord, Plan
 from infra.records.experiments import Mode
@@ -170,7 +170,7 @@ def chains(
 
 def _figures(drift: Drift, ends: Sequence[End], cycles: int) -> list[Figure]:
     name, count, level = f"experiments.chain.{drift.name}", len(ends), SETTINGS.alpha
-    bound = level + 3 * (level * (1 - level) / count) ** 0.5
+    bound = chance_bound(level, count)
     worse = sum(end.surely_worse for end in ends) / count
     quality = np.array([end.quality for end in ends])
     return [

@@ -1,4 +1,4 @@
-"""The kinds of simulated tests of the bench `experiments` (bench_experiments.py), and what is expected of each."""
+"""The kinds of simulated tests of the bench `experiments` (tests.py), and what is expected of each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ POINT = 0.01 / (DEMO.taste * DEMO.shown)
 
 
 @dataclass(frozen=True)
-class Row:
+class Case:
     """Tests of one kind."""
 
     name: str
@@ -53,12 +53,12 @@ class Row:
     """Share that must be promoted."""
 
 
-def row(name: str, world: World, settings: Experiment = GATE, **fields: Any) -> Row:
+def row(name: str, world: World, settings: Experiment = GATE, **fields: Any) -> Case:
     """Return a kind of test with the plan of its settings and its world's size."""
-    return Row(name, world, plan_for(world, settings), **fields)
+    return Case(name, world, plan_for(world, settings), **fields)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[Case]:
     """Yield every kind of test."""
     yield from equal()
     yield from power()
@@ -68,7 +68,7 @@ def rows() -> Iterator[Row]:
     yield from of_the_demo()
 
 
-def equal() -> Iterator[Row]:
+def equal() -> Iterator[Case]:
     """Yield tests of versions that do not differ."""
     twenty = World(users=20, each=300.0, history=150.0)
     for name, world, settings in (
@@ -85,7 +85,7 @@ def equal() -> Iterator[Row]:
     yield row("equal.60_users_crossover_40_looks", SMALL, CROSSOVER, looks=40, most=True)
 
 
-def power() -> Iterator[Row]:
+def power() -> Iterator[Case]:
     """Yield tests with a true gain, by the plan of the team's size with margins that such a test can show."""
     for gain in (1.05, 1.1, 1.2):
         percent = f"plus_{round(100 * (gain - 1))}"
@@ -95,10 +95,10 @@ def power() -> Iterator[Row]:
             ("60_users", replace(SMALL, blocks=10), GATE),
             ("60_users_crossover", SMALL, CROSSOVER),
         ):
-            yield Row(f"power.{name}.{percent}", replace(world, accepted=gain), widened(world, settings))
+            yield Case(f"power.{name}.{percent}", replace(world, accepted=gain), widened(world, settings))
 
 
-def traps(design: Design, settings: Experiment) -> Iterator[Row]:
+def traps(design: Design, settings: Experiment) -> Iterator[Case]:
     """Yield tests in which no version is better for its users, by a design."""
     team = TEAM if design == "by_user" else World(users=60, each=400.0, history=400.0)
     changes: dict[str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ def traps(design: Design, settings: Experiment) -> Iterator[Row]:
         yield row("carry_over.half", replace(SMALL, accepted=1.2, carry_over=0.5), settings, rate=False)
 
 
-def planned() -> Iterator[Row]:
+def planned() -> Iterator[Case]:
     """Yield tests by plans of the planner, from a week's traffic of equal versions."""
     week, superiority = traffic_of(TWENTY, 7.0), Experiment()
     open_plan = make_plan(superiority, Collect())
@@ -151,7 +151,7 @@ def planned() -> Iterator[Row]:
     yield proposed("planner.20_users_fast.minus_the_margin", week, fast, accepted=worst, most=True)
 
 
-def of_the_demo() -> Iterator[Row]:
+def of_the_demo() -> Iterator[Case]:
     """Yield tests of the demo's size, with its settings."""
     margins = {**GATE.margins, "accepted": 0.15, "characters": 0.3, "annoyed": 0.15, "requests_per_user": 0.4}
     settings = DEMO_GATE.model_copy(update={"mode": "non_inferiority", "margins": margins})
@@ -174,13 +174,13 @@ def propose_plan(traffic: Traffic, settings: Experiment) -> Plan:
 
 def proposed(
     name: str, traffic: Traffic, settings: Experiment, *, most: bool = False, least: float | None = None, **fields: Any
-) -> Row:
+) -> Case:
     """Return tests of a team by the plan that is chosen from its traffic, in blocks of an eighth of a day."""
     plan = propose_plan(traffic, settings)
     days, each = plan.max_seconds / DAY, traffic.per_day / traffic.users
     blocks = max(round(days * 8), 10) if plan.design == "crossover" else 10
     world = World(users=traffic.users, each=each * days, history=each, blocks=blocks, **fields)
-    return Row(name, world, plan, most=most, least=least)
+    return Case(name, world, plan, most=most, least=least)
 
 
 def widened(world: World, settings: Experiment) -> Plan:

@@ -22,7 +22,7 @@ from tasks.statistics.ratios import Difference, difference
 CHARACTERS = 12.0
 """Mean accepted characters of an accept."""
 UNPLEASANT = 0.05
-"""Chance that what is not accepted is dismissed, and that it is rejected before it can have been read."""
+"""Chance that a completion that is not accepted is dismissed, and that it is rejected before it can have been read."""
 LABELS = ("judged", "decided", "accepted", "characters", "annoyed", "cancelled", "quick", "length")
 """Sums that are known with the labels."""
 SHAPE = 2.5
@@ -246,6 +246,11 @@ def simulate(world: World, plan: Plan, seed: int, *, looks: int = 10) -> Outcome
             fixed = found_at_once(simulation, plan)
             return Outcome(verdict.verdict, look / looks, verdict.promising, covered, fixed, verdict.reason)
     raise AssertionError("the last look ends a test")
+
+
+def chance_bound(level: float, count: int) -> float:
+    """Return the share of `count` tests that chance exceeds once in a thousand times: three errors above its level."""
+    return level + 3 * (level * (1 - level) / count) ** 0.5
 
 
 def found_at_once(simulation: Simulation, plan: Plan) -> bool:

@@ -24,8 +24,8 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from evals.bench.experiments.chains import CYCLES, DRIFTS, chains
-from evals.bench.experiments.rows import Row, rows
-from evals.bench.experiments.simulate import Outcome, simulate
+from evals.bench.experiments.rows import Case, rows
+from evals.bench.experiments.simulate import Outcome, chance_bound, simulate
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.progress import Part
 from infra.settings import Settings
@@ -47,21 +47,21 @@ class Sizes:
     cycles: int
     """Tests of a chain."""
 
-    def of(self, row: Row) -> int:
+    def of(self, row: Case) -> int:
         """Return the number of tests of a row."""
         return self.tests if row.rate else self.traps
 
 
-def run_test(row: Row, seed: int) -> Outcome:
+def run_test(row: Case, seed: int) -> Outcome:
     """Run one test of a row."""
     return simulate(row.world, row.plan, seed, looks=row.looks)
 
 
-def figures_of(row: Row, outcomes: Sequence[Outcome]) -> list[Figure]:
+def figures_of(row: Case, outcomes: Sequence[Outcome]) -> list[Figure]:
     """Return the shares of a row's endings."""
     count, level = len(outcomes), row.plan.alpha / 2
     ends = Counter(outcome.verdict for outcome in outcomes)
-    bound = level + 3 * (level * (1 - level) / count) ** 0.5
+    bound = chance_bound(level, count)
     name, unit = f"experiments.{row.name}", f"of {count} tests"
     found = [figure(f"{name}.promoted", ends["promote"] / count, unit, most=bound if row.most else None, least=row.least)]
     found += [figure(f"{name}.{end}", ends[end] / count, unit) for end in ("breach", "broken") if ends[end]]

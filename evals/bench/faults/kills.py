@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
-from evals.bench.typists import typing
+from evals.bench.typists import settle, typing
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
 from infra.registry.client import CHALLENGER, Registry
@@ -49,7 +49,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             while traffic.tally.total.answered < labels and not developers.done():
                 await asyncio.sleep(0.5)
                 part.at(traffic.tally.total.answered)
-    await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
+    await settle(settings)
     async with Orchestration(settings.orchestration) as prefect:
         try:
             async for one in in_thread(kill_cycles(settings, bench)):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.loop import REGISTER
-from evals.bench.typists import typing
+from evals.bench.typists import settle, typing
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
 from infra.registry.client import CHALLENGER, Registry
@@ -81,7 +81,7 @@ async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traf
     """
     for _ in range(STEPS):
         traffic.quiet = True
-        await asyncio.sleep(settings.collect.settle_seconds + 2 * settings.serving.ship_seconds)
+        await settle(settings)
         identifier = await prefect.start(CYCLE)
         while not (run := await prefect.flow_run(identifier)).ended:
             if "train" in await prefect.current_task(identifier):

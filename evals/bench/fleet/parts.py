@@ -179,7 +179,7 @@ def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int
     serving, file = settings.serving, folder / "haproxy.cfg"
     file.write_text(haproxy_configuration(PAGE.read_text(), (serving.port, serving.feedback_port), replicas))
     program = haproxy_program()
-    assert program, "lacking() tells"
+    assert program, "lacking() names it"
     return Server(
         "haproxy",
         (program, "-db", "-f", str(file)),

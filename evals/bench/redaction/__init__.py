@@ -77,7 +77,7 @@ def hostile_texts(rng: random.Random) -> dict[str, str]:
 
 
 def missed(redactor: Redactor, seeds: int) -> tuple[set[str], set[str]]:
-    """Return the kinds that are tried, and those of which something stays in some form."""
+    """Return the kinds that are tried, and those that stay in some form."""
     tried, found_not = set(), set()
     for seed in range(seeds):
         for kind, _, ending, text, secret in cases(random.Random(seed)):

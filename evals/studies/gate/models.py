@@ -17,7 +17,7 @@ from tasks.evaluation.positions import Position
 BATCH, PART = 64, 16
 """Places of a step, and of a forward pass."""
 FROZEN_LAYERS = 2
-Row = tuple[list[int], list[int]]
+Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of the text that the model learns to write there."""
 
 
@@ -65,7 +65,7 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
     end: list[int] = [tokenizer.token_to_id(END)] if recipe.ends else []
     needed = recipe.steps * BATCH if recipe.places is None else recipe.places
-    rows: list[Row] = [
+    rows: list[Example] = [
         (
             renderer.render(place.prefix, place.suffix),
             tokenizer.encode(recipe.target(place), add_special_tokens=False).ids[:max_tokens] + end,
@@ -91,7 +91,7 @@ def perturb(model: Any, share: float) -> None:
             weight.add_(share * weight.std() * torch.randn_like(weight))
 
 
-def learn(model: Any, rows: Sequence[Row], recipe: Recipe) -> None:
+def learn(model: Any, rows: Sequence[Example], recipe: Recipe) -> None:
     """Minimise the cross-entropy of the targets with AdamW and linear decay; the embeddings and the lowest layers stay."""
     fixed = [model.model.embed_tokens, *model.model.layers[:FROZEN_LAYERS]]
     for module in fixed:
@@ -110,7 +110,7 @@ def learn(model: Any, rows: Sequence[Row], recipe: Recipe) -> None:
         optimizer.zero_grad()
 
 
-def loss(model: Any, rows: Sequence[Row]) -> torch.Tensor:
+def loss(model: Any, rows: Sequence[Example]) -> torch.Tensor:
     """Return the summed cross-entropy of the targets, in nats; logits are of the targets only."""
     longest = max(len(prompt) + len(target) for prompt, target in rows)
     ids = torch.tensor([p + t + [0] * (longest - len(p) - len(t)) for p, t in rows])  # B T, padded on the right

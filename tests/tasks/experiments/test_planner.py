@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evals.bench.experiments.rows import CURSOR, SPAM, TWENTY, Row, proposed, traffic_of
+from evals.bench.experiments.rows import CURSOR, SPAM, TWENTY, Case, proposed, traffic_of
 from evals.bench.experiments.simulate import World, simulate
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
@@ -20,7 +20,7 @@ PLAN = make_plan(SETTINGS, Collect())
 WEEK = traffic_of(TWENTY, 7.0)
 
 
-def promoted(row: Row, tests: int) -> int:
+def promoted(row: Case, tests: int) -> int:
     return sum(simulate(row.world, row.plan, seed, looks=1).verdict == "promote" for seed in range(tests))
 
 
