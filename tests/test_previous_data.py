@@ -19,6 +19,7 @@ from serving.status.cycle_history import CycleHistory
 from tasks.labels import samples
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate, explain
+from tasks.trainer.options import UpdateSettings
 from tests.serving.fakes import MemoryStore as ShippingStore
 from tests.tasks.made import MemoryStore
 
@@ -58,7 +59,7 @@ def test_the_next_window_equals_that_of_the_earlier_version(
     store: MemoryStore, registry: Registry, expected: dict[str, Any]
 ) -> None:
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))
-    settings = Settings(collect=Collect.model_validate(sealed["collect"]))
+    settings = Settings(collect=Collect.of_stored(sealed["collect"]))
     collected = collect(store, registry, settings, expected["now"])
     assert (collected.champion, collected.parent, collected.window.since) == ("2", "2", expected["since"])
     accounting = collected.accounting
@@ -79,7 +80,8 @@ def test_a_cycle_and_its_decision_are_read(store: MemoryStore) -> None:
     assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(cycles.index(store)) == "cycle-000002"
     train = cycles.settings_of(store, CYCLE, Settings()).train
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))["train"]
-    loaded = train.model_dump(mode="json")
+    # Options that are no settings any more keep the values that the earlier version sealed.
+    loaded = UpdateSettings().model_dump(mode="json") | train.model_dump(mode="json")
     assert {name: loaded[name] for name in sealed} == sealed
     decision = cycles.decision_of(store, f"{CYCLE}-version-2")
     assert decision and (decision.verdict.verdict, decision.dataset) == ("promote", cycles.dataset_id(store, CYCLE))

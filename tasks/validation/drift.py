@@ -56,21 +56,21 @@ def merged(profiles: Iterable[Profile]) -> Profile:
     return Profile(**{name: sum(getattr(p, name) for p in terms) for name in Profile.model_fields})
 
 
-def earlier(store: ObjectStore) -> list[Profile]:
+def earlier(store: ObjectStore, cycles: int = HISTORY_CYCLES) -> list[Profile]:
     """Return the profiles of the last sealed cycles, newest first; manifests without a profile are left out."""
-    return [m.profile for m in _sealed(store) if m.profile.judged]
+    return [m.profile for m in _sealed(store, cycles) if m.profile.judged]
 
 
 def returns(store: ObjectStore, settings: Settings) -> list[RewardTotals]:
     """Return the reward totals of the last sealed cycles that had the same reward settings, newest first."""
-    stored = ((manifest, store.get_json(f"cycles/{manifest.cycle}/settings.json")) for manifest in _sealed(store))
+    stored = ((manifest, store.get_json(f"cycles/{manifest.cycle}/settings.json")) for manifest in _sealed(store, HISTORY_CYCLES))
     manifests = [manifest for manifest, values in stored if Reward.of_stored(values["reward"]) == settings.reward]
     return [totals for manifest in manifests for totals in manifest.returns]
 
 
-def _sealed(store: ObjectStore) -> list[Manifest]:
+def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:
     sealed = [cycle for cycle, objects in index(store).items() if "manifest.json" in objects]
-    return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(HISTORY_CYCLES, len(sealed)) :])]
+    return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(cycles, len(sealed)) :])]
 
 
 def rate(sums: Profile) -> float:

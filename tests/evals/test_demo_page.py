@@ -16,7 +16,7 @@ from infra.records import CycleOutcome, Look
 from infra.registry.client import Aliases
 from infra.storage import looks
 from tests.evals.made_report import report
-from tests.infra import pages
+from tests.infra import page_checks
 from tests.serving.fakes import MemoryStore, experiment
 from tests.serving.status import shown
 from tests.serving.status.browser import tab
@@ -93,5 +93,5 @@ async def test_a_browser_shows_the_page_wide_and_narrow_light_and_dark(tmp_path:
     async with tab(tmp_path / "profile") as opened:
         await opened.show(file.as_uri())
         await opened.run("for (const each of document.querySelectorAll('details')) each.open = true")
-        await pages.check(opened.call, opened.run)
+        await page_checks.check(opened.call, opened.run)
         assert opened.problems == []

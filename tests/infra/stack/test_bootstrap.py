@@ -17,7 +17,7 @@ from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 from infra import cli
 from infra.cli import errors
 from infra.registry.client import Registry, RegistryError
-from infra.settings import LOCAL, PRODUCTION, Settings, SettingsError, load
+from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, load
 from infra.stack import bootstrap, orchestration, pools, prefect_api, seed
 from infra.stack.prefect_api import DeployError
 from infra.storage.store import CHECKSUMS, ObjectStore, Refused
@@ -142,7 +142,7 @@ async def test_empty_servers_are_prepared_once(empty: Settings) -> None:
         for name in names:
             found = DeploymentResponse.model_validate(prefect.get(f"deployments/name/{name}/{name}").json())
             assert found.work_pool_name == "made-by-bootstrap"
-            assert str(bootstrap.settings_.ROOT) not in str(found.pull_steps), "no directory of this machine"
+            assert str(ROOT) not in str(found.pull_steps), "no directory of this machine"
             check_job(await job_of(found, template), str(empty.train.processes) if name == "cycle" else "0")
 
 

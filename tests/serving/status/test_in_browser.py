@@ -10,7 +10,7 @@ import pytest
 
 from infra.records import Look, MoveAnswer
 from infra.storage import looks, move_requests
-from tests.infra import pages
+from tests.infra import page_checks
 from tests.serving.fakes import ADMIN, EDITOR, House
 from tests.serving.status import shown
 from tests.serving.status.browser import ANSWER_SECONDS, Tab, tab
@@ -45,7 +45,7 @@ async def said(page: Tab, words: str) -> None:
 
 async def test_the_page_follows_what_happens_for_everyone_without_loading_again(house: House, page: Tab) -> None:
     await page.run("window.loaded = 1; for (const each of document.querySelectorAll('details')) each.open = true")
-    await pages.check(page.call, page.run)
+    await page_checks.check(page.call, page.run)
     now = time.time()
     looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=shown.verdict(1900)))
     house.clock += 10

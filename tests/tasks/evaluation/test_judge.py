@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals.studies.judged.settings import StudySettings
 from infra.settings import schema
 from tasks.evaluation.judge import Failed, Item, KeptJudge, ReferenceJudge, Scored, build
 from tasks.evaluation.judge.openai import OpenAIJudge, RequestPolicy, read_score
@@ -213,14 +214,12 @@ def test_the_judge_that_scores_is_never_the_one_that_rewards():
     same = {"kind": "openai", "url": "http://127.0.0.1:1/v1", "model": "deepseek-chat"}
     elsewhere = same | {"url": "https://example.com/v1", "model": "DeepSeek-Chat"}
     with pytest.raises(ValueError, match=r"judged\.judge and evaluate\.judge are both deepseek-chat"):
-        schema.Settings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": elsewhere}})
+        StudySettings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": elsewhere}})
     with pytest.raises(ValueError, match=r"are both kept"):
-        schema.Settings.model_validate({"evaluate": {"judge": {"kind": "kept"}}})
+        StudySettings.model_validate({"evaluate": {"judge": {"kind": "kept"}}})
     other = elsewhere | {"model": "another"}
-    assert (
-        schema.Settings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": other}}).judged.judge.model == "another"
-    )
-    assert build(schema.Settings().judged.judge).name == "kept" != build(schema.Settings().evaluate.judge).name
+    assert StudySettings.model_validate({"evaluate": {"judge": same}, "judged": {"judge": other}}).judged.judge.model == "another"
+    assert build(StudySettings().judged.judge).name == "kept" != build(schema.Settings().evaluate.judge).name
 
 
 @pytest.mark.parametrize(

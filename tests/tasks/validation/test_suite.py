@@ -78,7 +78,7 @@ def test_bad_rows_are_quarantined_with_the_failed_expectation() -> None:
 def test_bad_samples_stop_the_cycle(samples, reason: str) -> None:
     validation = validate(sample_frame(samples), FINE, limits(samples))
     with pytest.raises(BatchRefused, match=reason):
-        validation.check(1.0)
+        validation.check(max_quarantined=1.0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_batch_statistic_outside_its_bounds_stops_the_cycle(field: str, value:
     validation = validate(sample_frame(rows), BatchStats(**{**FINE.__dict__, field: value}), limits(rows, PAST, **settings))
     assert len(validation.refused) == 1
     with pytest.raises(BatchRefused, match=message) as refused:
-        validation.check(1.0, ["s3://b/rows"])
+        validation.check(["s3://b/rows"], max_quarantined=1.0)
     assert "s3://b/rows" in str(refused.value)
     assert "collect.max_" in str(refused.value)
     assert "prefect deployment run cycle/cycle" in str(refused.value)
@@ -110,9 +110,9 @@ def test_a_batch_statistic_outside_its_bounds_stops_the_cycle(field: str, value:
 
 def test_too_many_bad_rows_stop_the_cycle() -> None:
     validation = Validation(rows=10, expectations=13, quarantined={"1": "a", "2": "b", "3": "a"}, refused=())
-    validation.check(0.3)
+    validation.check(max_quarantined=0.3)
     with pytest.raises(BatchRefused, match=r"3 of 10 rows failed \(a, b\); at most 20% may"):
-        validation.check(0.2)
+        validation.check(max_quarantined=0.2)
 
 
 def test_batch_stats_equal_values_computed_by_hand() -> None:
@@ -169,8 +169,8 @@ def test_profiles_of_earlier_cycles_are_read_from_their_manifests() -> None:
         if number != 4:  # an older manifest without a profile
             manifest["profile"] = {"judged": number, "samples": number}
         store.put_json(f"cycles/cycle-{number:06d}/manifest.json", manifest)
-    assert [p.judged for p in earlier(store, 3)] == [5, 3]
-    assert earlier(store, 0) == []
+    assert [p.judged for p in earlier(store, cycles=3)] == [5, 3]
+    assert earlier(store, cycles=0) == []
 
 
 def test_quarantined_requests_are_written_once_with_reason_and_without_secrets() -> None:

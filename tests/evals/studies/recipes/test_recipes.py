@@ -25,6 +25,7 @@ from tasks.evaluation.models.generation import SampledCompletion
 from tasks.showing.fit import Unfitted
 from tasks.showing.labels import LabelledCompletion
 from tasks.trainer.job import Job
+from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.targets import taught_by
 
 
@@ -51,7 +52,9 @@ def interactions(settings: Settings, schedule: Schedule, count: int) -> Interact
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("control", "both_groups")])
 def test_every_recipe_has_something_to_teach_under_its_own_training(settings: Settings, schedule: Schedule, recipe: str) -> None:
     made = RECIPES[recipe].samples(interactions(settings, schedule, 24))
-    training = settings.train.model_copy(update=dict(RECIPES[recipe].training))
+    training = UpdateSettings(
+        **settings.train.model_dump(include=set(UpdateSettings.model_fields)) | dict(RECIPES[recipe].training)
+    )
     assert taught_by(made, training)
     assert set(RECIPES[recipe].training) <= Job.model_fields.keys()
 
