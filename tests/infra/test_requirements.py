@@ -73,7 +73,10 @@ def test_set_up_takes_no_file_without_its_hash() -> None:
     text = (FOLDER / "install.sh").read_text()
     installs = [line for line in text.splitlines() if " pip install" in line and not line.lstrip().startswith("#")]
     unhashed = [line for line in installs if "--require-hashes" not in line]
-    assert len(installs) == 4 and all('-r "$list"' in line or '-r "$unhashed"' in line for line in unhashed)
+    (own,) = (line for line in installs if "--editable" in line)
+    assert "--no-index" in own and '"$here/../.."' in own, "the project itself, from this folder"
+    unhashed.remove(own)
+    assert len(installs) == 5 and all('-r "$list"' in line or '-r "$unhashed"' in line for line in unhashed)
     assert "UV_VERIFY_HASHES=true" in text
 
 
