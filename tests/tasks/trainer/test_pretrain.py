@@ -1,4 +1,4 @@
-"""Pretraining with Muon learns, and refuses models that are split over processes."""
+"""Pretraining with Muon (evals/base_model) learns, and refuses models that are split; by the session's numbers."""
 
 import pytest
 
