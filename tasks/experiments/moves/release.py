@@ -63,6 +63,7 @@ def open_experiment(store: ObjectStore, registry: Registry, proposed: Experiment
     None: it was decided, the champion changed, is watched or is compared with the anchor first, another one runs, or the version
     has moved on.
     """
+    moves.catch_up(store, registry, proposed.started)  # a run that was killed may have opened it in the log only
     aliases = registry.aliases()
     if aliases.watch or succession.seconds_left(aliases, proposed.started):
         return None
