@@ -253,6 +253,8 @@ class World:
         name, _ = await self.watch.run(self.settings, self.draw.uniform(0.0, self.watch.seconds))
         self.kills += name == "killed"
         self.said.append(await self.watch.run(self.settings))
+        # Serving follows a new stage a moment later; of 48 users, one who meets both versions in between breaks a test.
+        await asyncio.sleep(self.settings.serving.follow_seconds * 3)
         return self.said[-1]
 
     async def start_serving(self) -> None:
