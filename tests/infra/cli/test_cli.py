@@ -1,8 +1,10 @@
 """The console command: quick help, documented exit codes, and errors in one line with the next command."""
 
+import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,17 @@ HEAVY = ("torch", "pydantic", "prefect", "mlflow", "boto3", "polars", "vllm", "h
 """Packages that would make the help slow."""
 HELP_SECONDS = 0.3
 """Most CPU time of `tabloop --help`."""
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove the settings of other tests' servers, which override a file, and restore what a command exports."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("TABLOOP_")]:
+        monkeypatch.delenv(name)
+    yield
+    os.environ.clear()
+    os.environ |= before
 
 
 def help_of(*command: str) -> str:
