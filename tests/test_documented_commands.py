@@ -34,7 +34,7 @@ WITH_STACK = (
     r"tabloop (status|try|history|plan|bootstrap|automations|retention)",
     r"tabloop explain (VERSION|ID)",
     r"tabloop (export|recompute) ID",
-    r"tabloop promote 3( --dry-run)?",
+    r"tabloop promote (2|3( --dry-run)?)",
     r"tabloop rollback( 3)?",
     r"tabloop forget .*",
     r"tabloop exec prefect .*",
@@ -54,7 +54,6 @@ NOT_RUN = {
     r"(make|tabloop) (demo|base|bench)( .*)?|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
     r"make docs": "installs MkDocs; tests/evals/docs/test_docs.py builds the site where it is installed",
     r"tabloop cycle": "trains; tests/flows runs the flow",
-    r"tabloop promote 2": "`tabloop promote 3` is run",
     r"tabloop (compare|evaluate|developers) (?!--help$).+": "takes minutes; tests/evals and tests/tasks/evaluation run the parts",
     r"(TABLOOP_\S+ )?tabloop study .*": "takes minutes; tests/evals/studies runs the parts",
     r"tabloop screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
@@ -111,11 +110,13 @@ def addresses_and_token(settings: Settings) -> dict[str, str]:
     return {default: f"127.0.0.1:{port}" for default, port in ports.items()} | {r"\bTOKEN\b": serving.token.get_secret_value()}
 
 
-def register_versions(stack: Stack, count: int) -> None:
-    """Register the base model again until the registry has so many versions."""
+def new_versions(stack: Stack) -> dict[str, str]:
+    """Register the base model twice, and return these versions in place of 2 and 3, and the champion for a rollback to it."""
     registry = Registry.connect(stack.settings.registry)
-    for _ in range(count - len(registry.versions())):
-        registry.create_version(registry.version("1").source, {"parent": "1", "cycle": ""})
+    source, champion = registry.version("1").source, registry.aliases().champion
+    second, third = (registry.create_version(source, {"parent": "1", "cycle": ""}).version for _ in range(2))
+    assert champion
+    return {r"(?<=promote )2\b": second, r"((?<=promote )|(?<=version=))3\b": third, r"(?<=rollback )3\b": champion}
 
 
 def test_every_command_is_run_or_has_a_reason_not_to() -> None:
@@ -145,10 +146,10 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
-    register_versions(stack, 3)
+    values = addresses_and_token(stack.settings) | new_versions(stack)
     async with Orchestration(stack.settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         for text in sorted({command.text for command in COMMANDS if matches(command, WITH_STACK)}, key=order):
-            run(text, tmp_path, clients(stack.settings), addresses_and_token(stack.settings))
+            run(text, tmp_path, clients(stack.settings), values)
     orchestration.set_schedules(stack.settings, paused=True)  # one of the commands deploys again
