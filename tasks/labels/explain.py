@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import polars as pl
-import pyarrow.parquet as pq
 
 from infra.records import Bucket, CycleOutcome, Manifest
 from infra.storage import cycles
@@ -88,8 +87,7 @@ def undecided(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[st
     for manifest in manifests:
         name = key(manifest.cycle, manifest.samples.sha256)
         if store.exists(name):
-            rows = pq.read_table(io.BytesIO(store.get(name)), columns=["id", "bucket"])
-            for id, bucket in zip(rows["id"].to_pylist(), rows["bucket"].to_pylist(), strict=True):
+            for id, bucket in pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket"]).iter_rows():
                 (waiting if bucket in UNDECIDED else decided).add(id)
     return frozenset(waiting - decided)
 
@@ -118,7 +116,7 @@ def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
         samples = cycles.manifest_of(store, cycle).samples
         requests, result = key(cycle, samples.sha256), _result(store, cycle, index[cycle])
         if requests.rsplit("/", 1)[-1] in index[cycle]:
-            rows = pq.read_table(io.BytesIO(store.get(requests)), filters=[("id", "=", completion)]).to_pylist()
+            rows = pl.read_parquet(io.BytesIO(store.get(requests))).filter(pl.col("id") == completion).to_dicts()
             yield from (Fate(cycle, cast(Bucket, row["bucket"]), row["reason"], _settled(row), result) for row in rows)
         else:
             fates = _without_requests(store, cycle, samples.key, index[cycle], completion)
@@ -143,7 +141,7 @@ def _without_requests(store: ObjectStore, cycle: str, samples: str, objects: set
         reasons = store.get_json(cycles.key(cycle, "validation.json"))["quarantined"]
         if completion in reasons:
             yield Fate(cycle, "quarantined", reasons[completion])
-    if samples.rsplit("/", 1)[-1] in objects:
-        table = pq.read_table(io.BytesIO(store.get(samples)), columns=["completion_id"])
-        if completion in table["completion_id"].to_pylist():
-            yield Fate(cycle, "trained")
+    if samples.rsplit("/", 1)[-1] not in objects:
+        return
+    if completion in pl.read_parquet(io.BytesIO(store.get(samples)), columns=["completion_id"])["completion_id"]:
+        yield Fate(cycle, "trained")
