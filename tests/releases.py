@@ -30,6 +30,7 @@ from infra.settings import Settings
 from infra.stack import control
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import release
+from tasks.experiments.planning import plan as planning
 from tests.serving import processes
 from tests.serving.apps import aiohttp_app
 from tests.stack import free_ports
@@ -60,10 +61,12 @@ EXPERIMENT = {
         "min_users": 8,
         "max_seconds": 200,
     },
-    **{"min_history_requests": 0, "tolerated_users": 0, "baseline_seconds": 0, "margins": WIDE},
-    **{"shadow_requests": 12, "shadow_share": 1.0, "ramp": [0.25], "ramp_requests": 20},
-    **{"watch_seconds": 150, "holdout_share": 0.3},
+    **{"min_history_requests": 0, "tolerated_users": 0, "margins": WIDE},
+    **{"shadow_requests": 12, "ramp": [0.25]},
+    **{"watch_seconds": 150},
 }
+NEW = {"baseline_seconds": 0, "shadow_share": 1.0, "ramp_requests": 20, "holdout_share": 0.3}
+"""Values of the plans."""
 PROBE_FIELDS = {"logprobs", "return_token_ids"}
 
 
@@ -335,6 +338,8 @@ def environment(folder: Path, engines: list[str]) -> Iterator[Settings]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
+        for name, share in NEW.items():
+            patch.setitem(planning.NEW, name, share)
         yield settings_.load()
 
 

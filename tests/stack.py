@@ -71,7 +71,6 @@ def _overrides(directory: Path) -> dict[str, str]:
     s3, mlflow, prefect, completions, feedback, evaluation, *engines = free_ports(8)
     return {
         "TABLOOP_STACK__STATE": str(directory / "stack"),
-        "TABLOOP_STACK__READY_SECONDS": os.environ.get("TABLOOP_STACK__READY_SECONDS", "600"),
         **SMALL_CYCLES,
         "TABLOOP_TRAIN__FOLDER": str(directory / "cycles"),
         "TABLOOP_STORE__LOCK": str(directory / "s3.lock"),

@@ -233,8 +233,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _limit_seconds(self, reason: Reason) -> float:
-        limits = self._connections.limits
-        return limits.header_seconds if reason == "headers" else limits.body_seconds
+        deadlines = self._connections.deadlines
+        return deadlines.headers if reason == "headers" else deadlines.body
 
     def _set_deadline(self) -> None:
         """Set the deadline for the client's next part; no deadline while it waits for a response."""

@@ -19,6 +19,7 @@ import resource
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_network
 from typing import Literal, Protocol
 
@@ -33,6 +34,24 @@ CLOSED_AT_ONCE = 64
 """Most connections closed in one iteration of the event loop, so that closing thousands does not delay requests."""
 Reason = Literal["headers", "body", "idle", "unread", "limit"]
 """Why the server closes a connection."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that the server waits for a client."""
+
+    headers: float = 10.0
+    """From the opening of a connection, or the first byte of a request, until its headers are complete."""
+    body: float = 30.0
+    """From then until the body is complete; a body has at most 1 MiB."""
+    keep_alive: float = 5.0
+    """Between a response and the next request."""
+    unread: float = 30.0
+    """For the client to read what it was sent, once that fills the server's buffers (64 KiB and the kernel's). A completion is
+    shorter than that, so a stream is not affected."""
+
+
+DEADLINES = Deadlines()
 
 
 class Connection(Protocol):
@@ -100,22 +119,25 @@ class Connections:
         on_closed: Callable[[Reason], None] = lambda reason: None,
         on_refused: Callable[[int], None] = lambda status: None,
         clock: Callable[[], float] = time.monotonic,
+        deadlines: Deadlines | None = None,
     ) -> None:
         """Start without a connection.
 
         Args:
-            limits: deadlines and numbers.
+            limits: numbers of connections.
             on_closed: called for each connection that the server closes.
             on_refused: called with the status of each response to a malformed request.
+            deadlines: deadlines of the waits (default: DEADLINES).
         """
         self.limits = limits
+        self.deadlines = deadlines = deadlines or DEADLINES
         self.on_closed = on_closed
         self.on_refused = on_refused
         self.open = 0
-        self.headers = Waiting("headers", limits.header_seconds, clock)
-        self.body = Waiting("body", limits.body_seconds, clock)
-        self.idle = Waiting("idle", limits.keep_alive_seconds, clock)
-        self.unread = Waiting("unread", limits.unread_seconds, clock)
+        self.headers = Waiting("headers", deadlines.headers, clock)
+        self.body = Waiting("body", deadlines.body, clock)
+        self.idle = Waiting("idle", deadlines.keep_alive, clock)
+        self.unread = Waiting("unread", deadlines.unread, clock)
         self._peers: dict[str, Peer] = {}
         self._finished: deque[Connection] = deque()
         self._most = limits.connections

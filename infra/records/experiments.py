@@ -87,6 +87,14 @@ class Plan(GateSettings):
     max_request_gap: float = 0.05
     """Maximum difference of requests per user between the arms, in logarithms, that does not break a test: rates per request
     cannot be compared where the requests differ."""
+    baseline_seconds: float = Field(ge=0)
+    """Seconds before the experiment from which each user's own rates are read, to adjust for differences between users. 0: no
+    adjustment."""
+    ramp_requests: int = Field(0, ge=0)
+    """Minimum requests on the challenger's arm in each stage of the ramp. 0: its time is enough."""
+    anchor_seconds: float = Field(0.0, ge=0)
+    """Seconds for which each new champion is compared with the anchor before the next test opens, since a test takes the anchor's
+    slot. 0: only as long as no candidate waits."""
     shadow_share: float = Field(0.2, ge=0, le=1)
     """Share of the champion's requests of which a copy is made in the shadow stage. 0: no copies; only in earlier plans."""
     holdout_share: float = Field(0.1, ge=0, lt=1)

@@ -28,9 +28,6 @@ class GateSettings(Record):
     max_seconds: float = Field(0.0, ge=0)
     """Maximum duration of an experiment in seconds. It is a planned end like `planned_requests`: without a verdict by then, the
     challenger is rejected."""
-    baseline_seconds: float = Field(86_400.0, ge=0)
-    """Seconds before the experiment from which each user's own rates are read, to adjust for differences between users. 0: no
-    adjustment."""
     block_seconds: float = Field(3_600.0, gt=0)
     """Seconds for which a crossover serves a user the same version; long beside the time in which a completion is judged."""
     max_characters: int = Field(80, ge=1)
@@ -52,14 +49,10 @@ class GateSettings(Record):
     shadow_requests: int = Field(200, ge=0)
     """Number of copies of requests that a challenger answers before its first user, unseen, after the champion's answer was sent.
     Its times, failures and texts are compared with the champion's. 0: no shadow stage."""
-    shadow_share: float = Field(0.2, gt=0, le=1)
-    """Share of the champion's requests of which a copy is made meanwhile; fewer are made under load."""
     ramp: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.25)
     """Shares of users, or of their blocks of time, on the challenger's arm before `share`, growing; those of `share` or more are
     left out. All stages before the test take a quarter of `max_seconds` if each holds; users pass from the champion to the
     challenger as the share grows, never back. Empty: no ramp."""
-    ramp_requests: int = Field(50, ge=0)
-    """Minimum requests on the challenger's arm in each stage of the ramp. 0: its time is enough."""
     inconclusive: Inconclusive = "reject"
     """What a planned end without proof of a gain or a loss does. reject: the challenger is rejected. pause: the split stays
     until a person promotes (`tabloop promote`) or ends the test (`tabloop rollback`); a sure breach of a guardrail still ends
@@ -67,18 +60,10 @@ class GateSettings(Record):
     watch_seconds: float = Field(3_600.0, ge=0)
     """Seconds for which a version that the test promoted is watched beside the champion before; a sure breach or loss takes it
     back. No test opens meanwhile. 0: no watch, and everybody gets the new champion at once."""
-    holdout_share: float = Field(0.1, gt=0, lt=1)
-    """Share of users, or of their blocks of time, whom the champion before serves during the watch."""
     anchor_share: float = Field(0.2, ge=0, lt=1)
     """Share of each user's blocks of time that the anchor serves while no test and no watch runs: the version from which
     promotions without a sure gain began. It is champion again once the champions since then are surely worse. Only in the mode
     non_inferiority. 0: no anchor, and nothing bounds what many steps lose together."""
-    anchor_seconds: float = Field(86_400.0, ge=0)
-    """Seconds for which each new champion is compared with the anchor before the next test opens, since a test takes the anchor's
-    slot. 0: only as long as no candidate waits."""
-    anchor_days: int = Field(28, ge=1)
-    """Days of requests that the comparison with one anchor adds up; then it begins anew, with the same anchor. At most as long as
-    events are kept."""
 
     @field_validator("ramp")
     @classmethod

@@ -19,8 +19,6 @@ class Judge(Section):
     """Model name in requests to the judge; empty for kind "reference"."""
     api_key: SecretStr | None = None
     """Bearer token for the judge; none: no Authorization header."""
-    timeout_seconds: float = Field(30.0, gt=0)
-    """Timeout of one judgement, in seconds."""
     rubric: Path = Path("tasks/evaluation/judge/rubric.md")
     """File with the judge's instructions for kind "openai". Scores of another text are not reused."""
     concurrency: int = Field(8, ge=1)
@@ -76,13 +74,6 @@ class Gate(Section):
     bench ARGS=gate`): the bounds are approximations."""
     min_places: int = Field(200, ge=2)
     """Minimum number of places for a verdict; with fewer the candidate is undecided."""
-    min_slice_places: int = Field(60, ge=2)
-    """Minimum number of places for a verdict on a slice. Smaller ones are named; those of one kind, as languages, count together
-    where they have this many."""
-    min_project_files: int = Field(8, ge=2)
-    """Minimum number of files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and
-    a few files do not show how files differ. Projects with fewer count together, as those with too few places do. A language
-    needs none."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
     """Margins of single slices in place of margins.slices, by their names in evaluation.json: {"language: go" = 0.2}."""
     margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={}, validate_default=True)
@@ -147,9 +138,6 @@ class Evaluate(Section):
     """Address on which that engine listens, at the URL's port; empty: the URL's host (serving.engine_host)."""
     engine_token: SecretStr | None = None
     """Bearer token of the evaluation's own engine; none: it does not start. The local stack generates one."""
-    engine_seconds: float = Field(120.0, gt=0)
-    """Seconds to wait for an engine that does not answer, or whose answers stop; then the candidate stays unjudged and the next
-    run of the cycle goes on."""
     stop: tuple[str, ...] = ()
     """Stop strings of the team's editors: a completion is scored up to the first, as it is served. Empty: up to the end token or
     the maximum of tokens."""

@@ -28,9 +28,6 @@ class Experiment(GateSettings, Section):
     where `max_seconds` is 0."""
     whole: Literal["days", "weeks"] = "days"
     """A test whose length is chosen lasts whole days, or whole weeks."""
-    widen_margins: bool = True
-    """Whether a margin that a test of the chosen size cannot show is widened to what it can, which its plan says. Otherwise such
-    a margin prevents every promotion. Only where the planner chooses something: `design`, `planned_requests` or `max_seconds`."""
     margins: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Losses of single metrics that are tolerated for a gain in another one, in place of their own (METRICS in
     tasks/experiments/counting/metrics.py): {accepted = 0.1} is a tenth of the champion's. A challenger must surely lose less. A

@@ -17,8 +17,5 @@ class Retention(Section):
     checkpoints_days: float = Field(30.0, gt=0)
     """Days to keep the checkpoint of a finished cycle, counted from its manifest. A checkpoint that may still be served or
     trained stays (tasks/upkeep/checkpoint_gc.py)."""
-    optimizers_days: float = Field(3.0, gt=0)
-    """Days to keep the optimizer state of a finished cycle (train.keep_optimizer), at most as long as its checkpoint. The state
-    of a version that may still be trained stays."""
     champions_kept: int = Field(3, ge=0)
     """Number of former champions whose checkpoints stay at any age, for a rollback by hand; 0: only the current one."""

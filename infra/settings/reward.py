@@ -14,8 +14,6 @@ class Reward(Section):
     rejected: float = -0.25
     """Reward of a completion that was shown and not accepted. Where the settled text is known, the share of the completion that
     the developer then wrote costs nothing."""
-    nothing: float = 0.0
-    """Reward of a completion without text to show."""
     estimator: Literal["return", "group"] = "return"
     """Advantage estimator. return: compares with all of a cycle's samples. group (GRPO): compares the completions of one prompt
     and needs several of each (`tabloop study judged` makes them); live traffic has one completion per prompt."""

@@ -81,5 +81,3 @@ class Orchestration(Section):
 class Stack(Section):
     state: Path = Path("var/stack")
     """State directory of the local stack: logs, databases, secrets, supervisord."""
-    ready_seconds: float = Field(300.0, gt=0)
-    """Seconds to wait for a part to become ready; then the start fails."""

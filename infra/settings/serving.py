@@ -196,7 +196,8 @@ def own_engines(setting: EngineSetting) -> tuple[str, ...]:
 
 
 class Limits(Section):
-    """Limits of the connections to both ports of one replica. Requests on them are limited by token (requests_per_minute)."""
+    """Limits of the connections to both ports of one replica. Requests on them are limited by token (requests_per_minute), their
+    times by infra/http/connections.py."""
 
     connections: int = Field(16_384, ge=1)
     """Open connections. One more closes the connection that has waited longest for its client, or is closed itself if each has a
@@ -205,16 +206,11 @@ class Limits(Section):
     connections_per_peer: int = Field(1_024, ge=0)
     """Open connections of one address (of IPv6: of one /64 network); one more closes another of the same address, as above. 0: no
     limit, for an app behind a balancer, which is the only peer and has limits of its own."""
-    header_seconds: float = Field(10.0, gt=0)
-    """Seconds from the opening of a connection, or the first byte of a request, until its headers are complete. Also how long an
-    engine keeps a connection that does not show its token."""
-    body_seconds: float = Field(30.0, gt=0)
-    """Seconds from then until the body is complete; a body has at most 1 MiB."""
-    keep_alive_seconds: float = Field(5.0, gt=0)
-    """Seconds that a connection stays open between a response and the next request."""
-    unread_seconds: float = Field(30.0, gt=0)
-    """Seconds that a client may leave what it was sent unread, once it fills the server's buffers (64 KiB and the kernel's). A
-    completion is shorter than that, so a stream is not affected."""
+
+
+SHIP_SECONDS = 5.0
+"""Seconds at the end of drain.grace_seconds for shipping the spool. When they begin, requests that still run are cut, and
+recorded as disconnected. What is not shipped stays on the disk."""
 
 
 class Drain(Section):
@@ -225,22 +221,19 @@ class Drain(Section):
     more than its interval of checks times the failures that it waits for. 0: none is taken."""
     grace_seconds: float = Field(20.0, gt=0)
     """Seconds from SIGTERM until the process has ended, at the latest. A supervisor that kills must wait longer (Kubernetes'
-    terminationGracePeriodSeconds)."""
-    ship_seconds: float = Field(5.0, gt=0)
-    """Seconds at the end of grace_seconds for shipping the spool. When they begin, requests that still run are cut, and recorded
-    as disconnected. What is not shipped stays on the disk."""
+    terminationGracePeriodSeconds). The last 5 s are for shipping the spool."""
 
     @property
     def stream_seconds(self) -> float:
         """Seconds for running requests after the notice."""
-        return self.grace_seconds - self.notice_seconds - self.ship_seconds
+        return self.grace_seconds - self.notice_seconds - SHIP_SECONDS
 
     @model_validator(mode="after")
     def _leaves_time_for_streams(self) -> Self:
         if self.stream_seconds <= 0:
             raise ValueError(
-                f"grace_seconds = {self.grace_seconds:g}: expected more than notice_seconds + ship_seconds = "
-                f"{self.notice_seconds + self.ship_seconds:g}; the rest is what running requests have to end"
+                f"grace_seconds = {self.grace_seconds:g}: expected more than notice_seconds + {SHIP_SECONDS:g} for shipping the "
+                f"spool = {self.notice_seconds + SHIP_SECONDS:g}; the rest is what running requests have to end"
             )
         return self
 

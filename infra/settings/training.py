@@ -77,8 +77,6 @@ class Recipe(Section):
     keep_optimizer: bool = False
     """Keep Adam's state, twice the size of the weights, in the object store with each candidate; the update of a child version
     continues from it. Off: every update starts with a new optimizer."""
-    seed: int = 0
-    """Seed of the order of samples."""
     megatron_arguments: dict[str, Any] = Field(default={})
     """Arguments of Megatron-core, passed through verbatim to its TransformerConfig and OptimizerConfig (names as there). Names
     that the trainer must set itself are refused."""
@@ -121,8 +119,6 @@ class Groups(Section):
     """Completions at each place."""
     temperature: float = Field(0.8, gt=0)
     """Temperature at which they are sampled and trained."""
-    weight: float = Field(1.0, gt=0)
-    """Factor of their advantages beside those of the shown completions."""
 
 
 class Train(Recipe):

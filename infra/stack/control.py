@@ -22,6 +22,9 @@ from infra.stack import files, orchestration, pools, processes, secrets, seed
 from infra.stack.parts import BIN, Part, client_environment, environment, parts
 from infra.stack.supervision import Supervisor, sweep, tail
 
+READY_SECONDS = 600.0
+"""Seconds to wait for a part to become ready; then the start fails."""
+
 # Stopped after the others: serving ships its spool to the store while it stops.
 STOPPED_LAST = ("s3", "mlflow", "prefect")
 STARTED_WITH = "settings.json"
@@ -119,7 +122,7 @@ def restart(name: str, say: Callable[[str], None] = say_now) -> None:
     if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
         supervisor.stop_part(name)
     with Progress(say).step(name):
-        _start(supervisor, all_parts[name], settings.stack.ready_seconds)
+        _start(supervisor, all_parts[name], READY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ def _start_all(
     settings: Settings, supervisor: Supervisor, selected: dict[str, Part], progress: Progress, *, paused: bool
 ) -> None:
     """Run each step of the plan in a thread that first waits for the steps it depends on."""
-    seconds, failed = settings.stack.ready_seconds, threading.Event()
+    seconds, failed = READY_SECONDS, threading.Event()
     plan = _plan(settings, supervisor, selected, seconds, failed)
     if paused and "deployments" in plan:
         plan["paused"] = ("deployments",), partial(orchestration.set_schedules, settings, paused=True)
@@ -243,7 +246,7 @@ def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading
         if state.pid and _is_ready(part, state.started):
             return
         if time.monotonic() > deadline:
-            raise _start_error(supervisor, part, f"it was not ready within {seconds:.0f} s (stack.ready_seconds)")
+            raise _start_error(supervisor, part, f"it was not ready within {seconds:.0f} s")
         time.sleep(0.2)
     raise StackError(f"{part.name}: start cancelled, since another part failed")
 

@@ -12,6 +12,8 @@ from infra.settings import ROOT, Settings
 from infra.stack.prefect_api import DeployError, connect
 
 DECLARATION = ROOT / "prefect.yaml"
+READY_SECONDS = 300.0
+"""Seconds for a command that talks to Prefect's server, whose SQLite answers late on a busy machine."""
 
 
 def end_dead_runs(settings: Settings) -> int:
@@ -86,14 +88,14 @@ def automate(settings: Settings, environment: dict[str, str], again: str = "tabl
 
 def _run(module: list[str], settings: Settings, environment: dict[str, str], again: str) -> None:
     """Run a Python module that talks to Prefect's server."""
-    words, seconds = " ".join(module).replace("infra.cli", "tabloop"), settings.stack.ready_seconds
+    words, seconds = " ".join(module).replace("infra.cli", "tabloop"), READY_SECONDS
     command = [sys.executable, "-m", *module]
     try:
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise DeployError(
             f"deployments: `{words}` did not end within {seconds:g} s; the log of Prefect's server says why (of the local "
-            f"one: logs/prefect.log), and stack.ready_seconds is the time that it has\n  next: `{again}` again"
+            f"one: logs/prefect.log)\n  next: `{again}` again"
         ) from error
     if result.returncode != 0:
         output = "\n".join((result.stdout + result.stderr).splitlines()[-25:])

@@ -14,23 +14,24 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from infra.http.bounded import BACKLOG, BoundedProtocol, Sizes
-from infra.http.connections import Connections
+from infra.http.connections import Connections, Deadlines
 from infra.settings.schema import Limits
 from infra.stack.auth_proxy import App, AuthProxy
 
-LIMITS = Limits(
-    connections=448,  # a process may often open 1,024 files
-    connections_per_peer=0,
-    header_seconds=10.0,
-    body_seconds=600.0,  # an artifact; of a refused request the proxy reads less (auth_proxy.REFUSED_SECONDS)
-    keep_alive_seconds=5.0,
-    unread_seconds=60.0,
-)
+LIMITS = Limits(connections=448, connections_per_peer=0)
+"""A process may often open 1,024 files."""
+DEADLINES = Deadlines(body=600.0, unread=60.0)
+"""A body may be an artifact; of a refused request the proxy reads less (auth_proxy.REFUSED_SECONDS)."""
 SIZES = Sizes(body=0, chunks=0)
 
 
 async def serve(
-    app: App, address: str, credential: str, limits: Limits = LIMITS, sockets: list[socket.socket] | None = None
+    app: App,
+    address: str,
+    credential: str,
+    limits: Limits = LIMITS,
+    deadlines: Deadlines = DEADLINES,
+    sockets: list[socket.socket] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -39,16 +40,17 @@ async def serve(
         address: its URL, http://HOST:PORT.
         credential: "USER:PASSWORD".
         limits: limits of its connections.
+        deadlines: deadlines of the waits for its clients.
         sockets: sockets to listen on (default: one at the address).
     """
-    connections, url = Connections(limits), urlsplit(address)
+    connections, url = Connections(limits, deadlines=deadlines), urlsplit(address)
     config = uvicorn.Config(
         cast(Any, AuthProxy(app, address, credential)),
         host=str(url.hostname),
         port=url.port or 80,
         http=cast(Any, partial(BoundedProtocol, connections, SIZES, _error_body)),
         backlog=BACKLOG,
-        timeout_keep_alive=cast(Any, limits.keep_alive_seconds),
+        timeout_keep_alive=cast(Any, deadlines.keep_alive),
         proxy_headers=False,
         log_level="warning",
     )

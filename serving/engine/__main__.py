@@ -111,7 +111,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model))
-    return uvloop.run(server.serve(llm, version, where, settings.serving.limits.header_seconds, checkpoints))
+    return uvloop.run(server.serve(llm, version, where, checkpoints))
 
 
 if __name__ == "__main__":

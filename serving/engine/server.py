@@ -173,11 +173,8 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-async def serve(llm: AsyncLLM, version: str, where: Where, header_seconds: float, checkpoints: Checkpoints | None) -> int:
-    """Serve until a signal or until the engine fails; return the exit status.
-
-    Connections that do not show the token are closed after `header_seconds`.
-    """
+async def serve(llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints | None) -> int:
+    """Serve until a signal or until the engine fails; return the exit status."""
     loop = asyncio.get_running_loop()
     engine = VLLMEngine(llm, version)
     await engine.start()
@@ -192,7 +189,7 @@ async def serve(llm: AsyncLLM, version: str, where: Where, header_seconds: float
             await asyncio.sleep(0.2)
         stopping.set()
 
-    unauthenticated = Unauthenticated(header_seconds)
+    unauthenticated = Unauthenticated()
     background = [asyncio.create_task(run) for run in (watch(), unauthenticated.close_expired())]
     app = Endpoints(engine, where.token, own_names(where.url), unauthenticated, checkpoints).app()
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.

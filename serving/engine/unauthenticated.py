@@ -13,6 +13,8 @@ from typing import cast
 
 from aiohttp import web
 
+from infra.http.connections import DEADLINES
+
 MOST = 256
 """Most such connections at a time; processes may often open 1,024 files."""
 LOOK_SECONDS = 0.5
@@ -22,8 +24,8 @@ LOOK_SECONDS = 0.5
 class Unauthenticated:
     """The connections that have not sent the token, oldest first."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`seconds`: how long each may stay (serving.limits.header_seconds)."""
+    def __init__(self, seconds: float = DEADLINES.headers, clock: Callable[[], float] = time.monotonic) -> None:
+        """`seconds`: how long each may stay."""
         self._seconds = seconds
         self._clock = clock
         self._due: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()

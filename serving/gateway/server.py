@@ -47,7 +47,7 @@ def make_server(app: FastAPI, connections: Connections, **options: Any) -> Serve
         http=cast(Any, partial(BoundedProtocol, connections, Sizes(MAX_DISCARDED_BYTES, MAX_CHUNKS), error_body)),
         ws="none",  # the limits do not hold for a WebSocket
         backlog=BACKLOG,
-        timeout_keep_alive=cast(Any, connections.limits.keep_alive_seconds),
+        timeout_keep_alive=cast(Any, connections.deadlines.keep_alive),
         log_level="warning",
         access_log=False,
         **options,

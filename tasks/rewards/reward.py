@@ -14,6 +14,8 @@ from infra.settings.schema import Reward
 from tasks.labels.measures import KEPT
 from tasks.rewards.weights import cap_weights
 
+NOTHING = 0.0
+"""Reward of a completion without text to show."""
 NO_RESPONSE = 0.5
 """Factor of the reward of a completion that nobody answered, by its kept share: silence is more ambiguous than a rejection."""
 UNKNOWN_LANGUAGE = ""
@@ -41,7 +43,7 @@ def reward(settings: Reward) -> pl.Expr:
         .when(outcome == "rejected")
         .then(settings.rejected * (1 - kept.fill_null(0) / shown))
         .when(outcome == "nothing")
-        .then(pl.lit(settings.nothing))
+        .then(pl.lit(NOTHING))
         .when(outcome == "unjudged")
         .then(NO_RESPONSE * by_share(kept / shown))
     )

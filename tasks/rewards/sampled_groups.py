@@ -22,7 +22,7 @@ from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
 from tasks.labels.read import TOKEN_FIELDS, read_completions
 from tasks.rewards.acceptance import Acceptance, fit
-from tasks.rewards.reward import group_advantages
+from tasks.rewards.reward import NOTHING, group_advantages
 from tasks.rewards.weights import TooFewToShare, cap_weights
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def scores(
     """Return the expected reward of showing each completion."""
     pairs = [(completion.text, place.settled) for place, completion in zip(places, completions, strict=True)]
     return [
-        chance * reward.accepted + (1 - chance) * reward.rejected if shown.strip() else reward.nothing
+        chance * reward.accepted + (1 - chance) * reward.rejected if shown.strip() else NOTHING
         for chance, (shown, _) in zip(model.chances(pairs), pairs, strict=True)
     ]
 
@@ -162,7 +162,7 @@ def rows_of(
                 shown_characters=len(completion.text),
                 accepted_characters=0,
                 reward=earned,
-                advantage=settings.weight * advantage,
+                advantage=advantage,
             )
 
 

@@ -89,8 +89,8 @@ def groups_of(context: Context, collected: Collected) -> list[pa.Table]:
     from tasks.evaluation.models.generation import Generator
 
     def sampler(contexts: Sequence[tuple[str, str]]) -> "Sequence[SampledCompletion]":
-        most, seed = settings.serving.sampling.max_tokens, settings.train.seed
-        return Generator(checkpoint, settings.model).sample(contexts, most, wanted.temperature, seed)
+        most = settings.serving.sampling.max_tokens
+        return Generator(checkpoint, settings.model).sample(contexts, most, wanted.temperature, seed=0)
 
     places = list(sampled_groups.settled_places(context.store, collected.plan.partitions, collected.accounting.samples))
     found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward, weight_shares(settings.collect))

@@ -23,6 +23,9 @@ from tasks.experiments.moves.release import champions
 from tasks.labels.collect import NoChampion
 from tasks.labels.parent import choose_parent
 
+OPTIMIZERS_DAYS = 3.0
+"""Days to keep the optimizer state of a finished cycle (train.keep_optimizer), at most as long as its checkpoint. The state of a
+version that may still be trained stays."""
 DAY = timedelta(days=1).total_seconds()
 CHECKPOINTS, OPTIMIZERS = "checkpoints", "optimizers"
 
@@ -55,7 +58,7 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
     earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
     served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}
     in_use = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
-    days = {CHECKPOINTS: limits.checkpoints_days, OPTIMIZERS: min(limits.optimizers_days, limits.checkpoints_days)}
+    days = {CHECKPOINTS: limits.checkpoints_days, OPTIMIZERS: min(OPTIMIZERS_DAYS, limits.checkpoints_days)}
     expired: list[ExpiredUpload] = []
     for cycle in sorted(uploads.keys() & ended):
         versions = tuple(v.version for v in known if v.source.rstrip("/") == store.uri(f"{CHECKPOINTS}/{cycle}"))

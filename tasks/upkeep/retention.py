@@ -14,6 +14,7 @@ from infra.settings import Settings
 from infra.storage import cycles
 from infra.storage.events import tombstones
 from infra.storage.store import ObjectStore
+from tasks.experiments.planning.plan import NEW
 from tasks.labels.window import WINDOW_SECONDS
 from tasks.upkeep import checkpoint_gc, opted_out
 from tasks.upkeep.checkpoint_gc import CHECKPOINTS, DAY, OPTIMIZERS, ExpiredUpload
@@ -92,13 +93,13 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
 
 def check(settings: Settings) -> None:
     """Raise TooShort if the next cycle could read the removed data."""
-    test = settings.experiment.max_seconds + settings.experiment.baseline_seconds
+    test = settings.experiment.max_seconds + NEW["baseline_seconds"]
     least = (max(WINDOW_SECONDS, test) + SLACK) / DAY
     for name in ("events_days", "cycles_days"):
         if (days := getattr(settings.retention, name)) < least:
             raise TooShort(
                 f"retention.{name} = {days:g}, expected at least {least:g}: cycles look back {WINDOW_SECONDS:g} s, "
-                f"tests experiment.max_seconds and experiment.baseline_seconds. Nothing was "
+                f"tests experiment.max_seconds and a day. Nothing was "
                 f"removed; set TABLOOP_RETENTION__{name.upper()} to {least:.0f} or more"
             )
 

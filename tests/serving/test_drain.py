@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from infra.records import Completion
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.schema import Drain
+from infra.settings.serving import SHIP_SECONDS
 from infra.storage.store import ObjectStore
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
 from tests.stack import Stack, free_ports
@@ -27,8 +28,8 @@ TOKENS, SHORT = 30, 4
 """Tokens of the stream that is cut, and of the one that ends in time."""
 DELAY = 0.25
 """Seconds between two tokens."""
-NOTICE, GRACE, SHIP = 1.0, 23.0, 20.0
-"""Streams have GRACE - SHIP seconds; shipping takes one on an idle machine."""
+NOTICE, GRACE = 1.0, SHIP_SECONDS + 3.0
+"""Streams have three seconds; shipping takes one on an idle machine."""
 START_SECONDS = 120
 
 
@@ -109,7 +110,7 @@ def drain(**values: float) -> dict[str, str]:
 async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     storage: Stack, tmp_path: Path, engines: tuple[FakeEngine, FakeEngine]
 ) -> None:
-    variables = drain(notice_seconds=NOTICE, grace_seconds=GRACE, ship_seconds=SHIP) | {
+    variables = drain(notice_seconds=NOTICE, grace_seconds=GRACE) | {
         "TABLOOP_SERVING__ENGINES": json.dumps([engine.url for engine in engines]),
         "TABLOOP_SERVING__ENGINE_TOKEN": ENGINE_TOKEN,
         "TABLOOP_SERVING__SHIP_SECONDS": "60",  # only the end ships
@@ -141,7 +142,7 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
             await client.get(f"{url}/ready")
         assert await process.wait() == 0, (tmp_path / "log").read_text()
         assert time.monotonic() - told < GRACE + 3
-        assert GRACE > cut_after > GRACE - SHIP - 0.2, "it had all of the time for streams"
+        assert GRACE > cut_after > GRACE - SHIP_SECONDS - 0.2, "it had all of the time for streams"
         assert [engine.up for engine in engines] == [True, True]
         for engine in engines:  # they are servers of their own
             assert (
@@ -159,7 +160,7 @@ async def test_a_store_that_does_not_answer_holds_the_end_no_longer_than_the_gra
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        variables = drain(grace_seconds=3, ship_seconds=1) | {
+        variables = drain(grace_seconds=SHIP_SECONDS + 1) | {
             "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
             "TABLOOP_STORE__ACCESS_KEY": "k",
             "TABLOOP_STORE__SECRET_KEY": "s",
@@ -176,14 +177,14 @@ async def test_a_store_that_does_not_answer_holds_the_end_no_longer_than_the_gra
             told = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0, (tmp_path / "log").read_text()
-            assert time.monotonic() - told < 3 + 3
+            assert time.monotonic() - told < SHIP_SECONDS + 4
     (segment,) = (tmp_path / "spool/feedback").glob("*.jsonl")
     assert "made-up" in segment.read_text(), "the next start ships it"
 
 
 def test_a_grace_that_leaves_no_time_for_streams_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"grace_seconds = 10: expected more than notice_seconds \+ ship_seconds = 10"):
-        Drain(notice_seconds=4, ship_seconds=6, grace_seconds=10)
+    with pytest.raises(ValidationError, match=r"grace_seconds = 10: expected more than notice_seconds .* spool = 10"):
+        Drain(notice_seconds=5, grace_seconds=10)
 
 
 def test_production_ends_before_kubernetes_kills() -> None:

@@ -9,6 +9,12 @@ from tasks.evaluation.gate.measures import BY_NAME, Measure
 from tasks.evaluation.gate.paired import Column
 from tasks.evaluation.gate.values import Places, Values
 
+MIN_PLACES = 60
+"""Fewest places for a verdict on a slice. Smaller ones are named; those of one kind, as languages, count together where they have
+this many."""
+MIN_FILES = 8
+"""Fewest files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and a few files do
+not show how files differ. Projects with fewer count together, as those with too few places do. A language needs none."""
 SLICED = "edit_similarity"
 """The metric that is guarded in every slice."""
 
@@ -80,7 +86,7 @@ def checks_of(candidate: Values, champion: Values, places: Places, settings: Gat
             left_out.append("judged: the judge's scores do not count")
         else:
             column = column_of(guardrail, candidate, champion)
-            few = too_few(column, places, settings.min_slice_places) if guardrail.where_known else ""
+            few = too_few(column, places, MIN_PLACES) if guardrail.where_known else ""
             checks += [] if few else [Check(guardrail, "", margin, column)]
             left_out += [f"{guardrail.name}: {few}"] if few else []
     sliced, too_small = slice_checks(candidate, champion, places, settings)
@@ -104,7 +110,7 @@ def slice_checks(candidate: Values, champion: Values, places: Places, settings: 
     skipped."""
     guardrail = next(g for g in GUARDRAILS if g.name == SLICED)
     whole = column_of(guardrail, candidate, champion)
-    found, notes = slices.of_places(places, whole.known, settings.min_slice_places, settings.min_project_files)
+    found, notes = slices.of_places(places, whole.known, MIN_PLACES, MIN_FILES)
     checks = []
     for name, one in found.items():
         margin = settings.slice_margins.get(name, settings.margins["slices"])

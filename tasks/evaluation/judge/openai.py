@@ -33,6 +33,8 @@ RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 class RequestPolicy:
     """Limits on the requests of the judge."""
 
+    seconds: float = 30.0
+    """Deadline of one judgement, all attempts together."""
     attempts: int = 3
     """Requests for one judgement at most."""
     pause_seconds: float = 0.5
@@ -92,7 +94,7 @@ class OpenAIJudge:
     def _judge(self, client: httpx.Client, breaker: CircuitBreaker, item: Item) -> Judgement:
         if breaker.open:
             return Failed("circuit_open", f"{self._policy.open_after} judgements failed in a row")
-        deadline = time.monotonic() + self._settings.timeout_seconds
+        deadline = time.monotonic() + self._policy.seconds
         pause = self._policy.pause_seconds
         judgement, retry = self._request(client, item, deadline)
         for _ in range(self._policy.attempts - 1):
@@ -108,12 +110,12 @@ class OpenAIJudge:
         """Send one request. Return its judgement and whether a retry may help."""
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            return Failed("timeout", f"no answer in {self._settings.timeout_seconds:g} s"), False
+            return Failed("timeout", f"no answer in {self._policy.seconds:g} s"), False
         try:
             with client.stream("POST", "chat/completions", json=self._body(item), timeout=remaining) as response:
                 status, answer = response.status_code, _read_body(response, deadline)
         except (httpx.TimeoutException, TimeoutError):
-            return Failed("timeout", f"no answer in {self._settings.timeout_seconds:g} s"), False
+            return Failed("timeout", f"no answer in {self._policy.seconds:g} s"), False
         except httpx.HTTPError as error:
             return Failed("unavailable", type(error).__name__), True
         if status != 200:

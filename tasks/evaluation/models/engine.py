@@ -23,6 +23,9 @@ from tasks.evaluation.models.weights import weights_sha256
 ROWS = 512
 """Prompts of one request."""
 SWAP_SECONDS = 120.0
+AWAY_SECONDS = 120.0
+"""Seconds to wait for an engine that does not answer, or whose answers stop; then the candidate has no verdict, and the next
+run of the cycle goes on."""
 FETCH_SECONDS = 1800.0
 """Longest download of a checkpoint by the engine."""
 PAUSE_SECONDS = 1.0
@@ -127,7 +130,7 @@ class EngineModels:
             except EngineAway as error:
                 problem = str(error)
             if time.monotonic() > deadline:
-                raise EngineAway(f"{problem}, for {self.seconds:g} s (evaluate.engine_seconds)")
+                raise EngineAway(f"{problem}, for {self.seconds:g} s")
             time.sleep(PAUSE_SECONDS)
 
     def _run(self, batch: Batch, progress: Progress) -> list[BatchResult]:
@@ -180,13 +183,11 @@ def engine_models(settings: Settings, champion: str, sources: Mapping[Path, str]
     """
     if settings.evaluate.engine == "own":
         with _client(settings.evaluate.engine_url, settings.evaluate.engine_token) as client:
-            yield EngineModels(client, settings.evaluate.engine_seconds, sources=sources)
+            yield EngineModels(client, AWAY_SECONDS, sources=sources)
         return
     with contextlib.ExitStack() as stack:
         slots = [
-            EngineModels(
-                stack.enter_context(_client(url, settings.serving.engine_token)), settings.evaluate.engine_seconds, True, sources
-            )
+            EngineModels(stack.enter_context(_client(url, settings.serving.engine_token)), AWAY_SECONDS, True, sources)
             for url in settings.serving.engines
             if isinstance(url, str)
         ]

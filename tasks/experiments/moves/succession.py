@@ -6,7 +6,7 @@ alias moved in MLflow, or by a rollback to a version from before the anchor. The
 
 One tag of the registry holds the anchor with the comparison; each begins with a record in experiments/, whose id begins with
 "anchor-". The anchor needs the slot of a challenger: it serves while no test and no watch runs, and the comparison goes on after
-each. A new champion is compared for `anchor_seconds` before the next test opens.
+each. A new champion is compared for a day before the next test opens.
 """
 
 from infra.assignment import next_start
@@ -17,7 +17,7 @@ from infra.storage import looks
 from infra.storage import moves as log
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
-from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.planning.plan import NEW, make_plan
 from tasks.experiments.stages.states import GATE
 from tasks.experiments.verdict.anchor import ANCHOR
 
@@ -97,7 +97,7 @@ def without_gain(store: ObjectStore, move: Move) -> bool:
 def plan_of_comparison(settings: Settings) -> Plan:
     """Return the plan of a comparison with an anchor: a crossover, so that nobody is left with an old version."""
     chosen = settings.experiment
-    update = {"design": "crossover", "max_seconds": chosen.anchor_days * DAY}
+    update = {"design": "crossover", "max_seconds": NEW["anchor_days"] * DAY}
     return make_plan(chosen.model_copy(update=update), settings.collect, "the champions since the anchor, beside it")
 
 

@@ -1,5 +1,7 @@
 """The plan of a test: the settings at its start."""
 
+from typing import Any
+
 from infra.records import ExperimentRecord, Plan
 from infra.records.experiments import RULES
 from infra.records.gate_settings import GateSettings
@@ -10,8 +12,12 @@ from tasks.labels.users import KNOWN_DAYS
 UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
 """Values for settings that leave the choice to the planner (planner.py) when it has no traffic to plan from."""
 
-BREACH_ALPHA = 0.01
-"""Error level of the search for a breach in new plans, for all looks and metrics together (Plan.breach_alpha)."""
+DAY = 86_400.0
+NEW: dict[str, Any] = {
+    **{"rules": RULES, "breach_alpha": 0.01, "known_user_days": KNOWN_DAYS, "baseline_seconds": DAY},
+    **{"shadow_share": 0.2, "ramp_requests": 50, "holdout_share": 0.1, "anchor_seconds": DAY, "anchor_days": 28},
+}
+"""Values of a new plan that no team sets."""
 
 
 def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
@@ -21,11 +27,11 @@ def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
         reason: what the planner chose and why.
     """
     settings = unplanned(settings)
-    fixed = {"rules": RULES, "planned": reason, "mode": settings.mode, "design": settings.design, "known_user_days": KNOWN_DAYS}
-    times = {"breach_alpha": BREACH_ALPHA, "settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}
+    chosen = {"planned": reason, "mode": settings.mode, "design": settings.design}
+    times = {"settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}
     metrics = tuple(planned(metric, settings) for metric in METRICS)
     frozen = {name: getattr(settings, name) for name in GateSettings.model_fields}
-    return Plan.model_validate({**frozen, **fixed, **times, "metrics": metrics})
+    return Plan.model_validate({**NEW, **frozen, **chosen, **times, "metrics": metrics})
 
 
 def plan_of(experiment: ExperimentRecord) -> Plan:

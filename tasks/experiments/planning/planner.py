@@ -197,12 +197,12 @@ def obstacle_of(users: int, plan: Plan, design: Design) -> str:
     return ""
 
 
-def prospects(traffic: Traffic, plan: Plan, *, widened: bool = True) -> tuple[Prospect, Prospect]:
+def prospects(traffic: Traffic, plan: Plan) -> tuple[Prospect, Prospect]:
     """Return the prospects of a test by user and of a crossover for this team."""
-    return _prospect(traffic, plan, "by_user", widened), _prospect(traffic, plan, "crossover", widened)
+    return _prospect(traffic, plan, "by_user"), _prospect(traffic, plan, "crossover")
 
 
-def _prospect(traffic: Traffic, plan: Plan, design: Design, widened: bool) -> Prospect:
+def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
     users = traffic.users
     if obstacle := obstacle_of(users, plan, design):
         return Prospect(design, users, obstacle, {}, {}, {})
@@ -213,10 +213,10 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design, widened: bool) -> Pr
     harmless: dict[str, float] = {}
     for name, days in DURATIONS.items():
         covariance = errors.covariance(days)
-        margins = margins_of(traffic, gain, covariance, widened=widened)
-        found[name] = smallest(traffic, gain, errors, days, users, widened=widened)
+        margins = margins_of(traffic, gain, covariance)
+        found[name] = smallest(traffic, gain, errors, days, users)
         chances[name] = {share: chance(traffic, gain, errors, days, share, margins, users) for share in GAINS}
-        harmless[name] = chance(traffic, fast, errors, days, 0, margins_of(traffic, fast, covariance, widened=widened), users)
+        harmless[name] = chance(traffic, fast, errors, days, 0, margins_of(traffic, fast, covariance), users)
     return Prospect(design, users, "", found, chances, harmless)
 
 
@@ -235,7 +235,7 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
     # Without inferiority the margins decide: time is better than wider ones, where there is enough of it.
     fast, durations = plan.mode == "non_inferiority", _durations(settings)
     for days in durations:
-        widened = settings.widen_margins and (not fast or days == durations[-1])
+        widened = not fast or days == durations[-1]
         gains = {design: smallest(traffic, plan, each, days, traffic.users, widened=widened) for design, each in errors.items()}
         best = min(gains, key=lambda design: gains[design])
         if "by_user" in gains and gains["by_user"] <= SIMPLER * gains[best]:
@@ -257,7 +257,7 @@ def _durations(settings: Experiment) -> list[float]:
 def _chosen(
     traffic: Traffic, settings: Experiment, plan: Plan, design: Design, days: float, errors: Errors, gain: float
 ) -> Proposal:
-    margins = margins_of(traffic, plan, errors.covariance(days), widened=settings.widen_margins)
+    margins = margins_of(traffic, plan, errors.covariance(days))
     relative = {
         metric.name: float(margin) / (max(traffic.mean(metric.name, metric.per), 1e-9) if metric.relative else 1.0)
         for metric, margin in zip(plan.metrics, margins, strict=True)
@@ -344,4 +344,4 @@ def report(store: ObjectStore, settings: Settings, now: float, days: float) -> s
     if not traffic.sums["judged"].sum():
         raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
     proposal = propose(traffic, settings.experiment, settings.collect)
-    return page(prospects(traffic, plan, widened=settings.experiment.widen_margins), traffic, plan, proposal)
+    return page(prospects(traffic, plan), traffic, plan, proposal)

@@ -25,7 +25,7 @@ def judge(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: floa
         return verdict.model_copy(update={"verdict": "broken", "reason": reason}), False
     enough = totals.requests["challenger"] >= plan.ramp_requests
     if held or not enough or now - stage.started < stages.seconds_each(plan, experiment.share):
-        wanted = "" if enough else f", {plan.ramp_requests} are asked (experiment.ramp_requests)"
+        wanted = "" if enough else f", {plan.ramp_requests} are asked"
         reason = f"{seen}{wanted}{f'; held: {held}' if held else ''}"
         return verdict.model_copy(update={"reason": reason}), False
     return verdict.model_copy(update={"reason": f"{seen}, no breach"}), True

@@ -17,6 +17,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from infra.http.authorization import basic
+from infra.http.connections import Deadlines
 from infra.settings import LOCAL, load
 from infra.settings.schema import Limits
 from infra.stack import auth_proxy, secrets
@@ -27,9 +28,8 @@ from tests.stack import free_ports
 
 CREDENTIAL = "tabloop:secret"
 AUTHORIZED = {"Authorization": basic(CREDENTIAL)}
-SHORT = Limits(
-    connections=8, connections_per_peer=0, header_seconds=0.4, body_seconds=2, keep_alive_seconds=0.4, unread_seconds=2
-)
+FEW = Limits(connections=8, connections_per_peer=0)
+SHORT = Deadlines(headers=0.4, body=2, keep_alive=0.4, unread=2)
 ENOUGH = 10.0
 """Seconds within which a deadline of 0.4 s must have closed a connection, on a machine with other work."""
 
@@ -59,7 +59,7 @@ def address() -> Iterator[str]:
         patch.setattr(auth_proxy, "REFUSED_SECONDS", 0.4)
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with running(app, url, CREDENTIAL, limits=SHORT, sockets=[listener]):
+        with running(app, url, CREDENTIAL, limits=FEW, deadlines=SHORT, sockets=[listener]):
             yield url
 
 
@@ -113,7 +113,7 @@ def test_a_client_that_is_not_slow_may_send_much(address: str) -> None:
 @pytest.mark.timing(reason="deadlines of a few seconds close connections")
 def test_silent_connections_keep_no_client_out(address: str) -> None:
     host, port = address.removeprefix("http://").split(":")
-    silent = [socket.create_connection((host, int(port))) for _ in range(3 * SHORT.connections)]
+    silent = [socket.create_connection((host, int(port))) for _ in range(3 * FEW.connections)]
     with ThreadPoolExecutor(4) as pool:
         answers = pool.map(lambda _: httpx.get(f"{address}/", headers=AUTHORIZED, timeout=ENOUGH).status_code, range(4))
         assert list(answers) == [200] * 4

@@ -104,11 +104,11 @@ def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     assert len(values) == 10 and not [value for value in values if value in command_lines]
 
 
-def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path) -> None:
+def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
-    settings_with_short_timeout = settings.model_copy(update={"stack": settings.stack.model_copy(update={"ready_seconds": 0.01})})
+    monkeypatch.setattr(orchestration, "READY_SECONDS", 0.01)
     with pytest.raises(prefect_api.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `tabloop up` again"):
-        orchestration.deploy(settings_with_short_timeout, environment(settings, dict(os.environ)))
+        orchestration.deploy(settings, environment(settings, dict(os.environ)))
 
 
 def test_only_parts_with_a_loopback_address_run_on_this_machine() -> None:
@@ -297,14 +297,14 @@ def pids_before_kill(stack: Stack) -> Iterator[dict[str, int]]:
         os.kill(previous_pids[name], signal.SIGKILL)
     yield previous_pids
     for name in KILLED_PARTS:
-        _until(partial(_is_restarted, name, previous_pids), stack.settings.stack.ready_seconds)
+        _until(partial(_is_restarted, name, previous_pids), control.READY_SECONDS)
 
 
 @pytest.mark.stack
 @pytest.mark.parametrize("name", KILLED_PARTS)
 @pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
 def test_a_killed_part_is_restarted(stack: Stack, pids_before_kill: dict[str, int], name: str) -> None:
-    _until(partial(_is_restarted, name, pids_before_kill), stack.settings.stack.ready_seconds)
+    _until(partial(_is_restarted, name, pids_before_kill), control.READY_SECONDS)
 
 
 def test_try_it_explains_that_nothing_listens(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from fastapi.responses import Response
 from tokenizers import Tokenizer
 
 from evals.bench.hostile.bodies import FIELDS, MEGABYTE, STRUCTURES, TEXTS, hostile_bodies, with_field
+from infra.http import connections as connections_
 from infra.http.bounded import MAX_HEADERS, MAX_PIPELINED
-from infra.http.connections import CLOSED_AT_ONCE
+from infra.http.connections import CLOSED_AT_ONCE, Deadlines
 from infra.settings import ROOT
 from infra.settings.schema import Limits
 from serving.gateway import gc_pauses
@@ -31,7 +33,7 @@ from tests.serving.apps import fastapi_apps
 from tests.serving.fakes import HEADERS, House
 from tests.serving.helpers import until
 
-SHORT = {"header_seconds": 0.4, "body_seconds": 0.4, "keep_alive_seconds": 0.4, "unread_seconds": 0.4}
+SHORT = Deadlines(headers=0.4, body=0.4, keep_alive=0.4, unread=0.4)
 ENOUGH = 5.0
 """Seconds within which a deadline of 0.4 s must have closed a connection, on a machine with other work."""
 MAX_STRETCH = 0.02
@@ -58,9 +60,11 @@ def frozen() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def limited(directory: Path, tokenizer: Tokenizer, **limits: float) -> AsyncIterator[House]:
-    async with House(directory, tokenizer, settings={"limits": SHORT | limits}) as house:
-        yield house
+async def limited(directory: Path, tokenizer: Tokenizer, headers: float = SHORT.headers, **limits: float) -> AsyncIterator[House]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections_, "DEADLINES", replace(SHORT, headers=headers))
+        async with House(directory, tokenizer, settings={"limits": limits}) as house:
+            yield house
 
 
 @pytest.fixture
@@ -215,15 +219,16 @@ async def test_a_stream_that_is_read_is_not_cut(hasty: House) -> None:
     hasty.engines[0].delay = 0.15
     began = time.monotonic()
     text = await hasty.complete(stream=True)
-    assert time.monotonic() - began > 2 * SHORT["unread_seconds"]
+    assert time.monotonic() - began > 2 * SHORT.unread
     assert text.status_code == 200 and text.text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("ending", ["close", "keep-alive"])
 @pytest.mark.timing(reason="deadlines of 0.4 s close connections")
-async def test_a_client_that_does_not_read_is_closed(ending: str) -> None:
+async def test_a_client_that_does_not_read_is_closed(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app, metrics = FastAPI(), Metrics()
-    connections = make_connections(Limits(**SHORT), metrics)
+    monkeypatch.setattr(connections_, "DEADLINES", SHORT)
+    connections = make_connections(Limits(), metrics)
 
     @app.get("/")
     async def large() -> Response:
@@ -245,7 +250,7 @@ async def test_a_client_that_does_not_read_is_closed(ending: str) -> None:
 @pytest.mark.parametrize("limit", ["connections", "connections_per_peer"])
 @pytest.mark.timing(reason="deadlines of 0.4 s close connections")
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, tokenizer: Tokenizer, limit: str) -> None:
-    async with limited(tmp_path, tokenizer, header_seconds=60, **{limit: 4}) as house:
+    async with limited(tmp_path, tokenizer, headers=60, **{limit: 4}) as house:
         url = house.urls[1]
         await house.client.aclose()
         silent = [await asyncio.to_thread(connect, url) for _ in range(9)]
@@ -407,7 +412,7 @@ async def test_no_stream_of_bytes_stops_the_event_loop(hasty: House, frozen: Non
 @pytest.mark.timing(reason="bounds the CPU seconds of one step of the event loop")
 async def test_thousands_of_idle_sockets_do_not_stop_the_event_loop(tmp_path: Path, tokenizer: Tokenizer, frozen: None) -> None:
     """Neither when they come nor when their deadlines pass together."""
-    async with limited(tmp_path, tokenizer, header_seconds=2.0) as house:
+    async with limited(tmp_path, tokenizer, headers=2.0) as house:
         with Stretches().measured() as stretches:
             flood = [
                 connect

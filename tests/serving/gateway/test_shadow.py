@@ -14,7 +14,7 @@ from tests.serving.helpers import run_experiment, until
 async def shadow(house: House, share: float = 1.0) -> None:
     """Start a test of version 2 in its shadow stage."""
     await run_experiment(house)
-    plan = make_plan(Experiment(shadow_share=share), Collect())
+    plan = make_plan(Experiment(), Collect()).model_copy(update={"shadow_share": share})
     stage = Stage(name="shadow", share=0.0, started=1.0)
     house.registry.experiment = experiment().model_copy(update={"plan": plan, "stages": (stage,)})
     await house.follow()

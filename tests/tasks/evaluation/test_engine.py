@@ -12,6 +12,7 @@ from infra.settings import ROOT, Settings
 from infra.settings.schema import Evaluate, Model, Sampling, Serving
 from serving.engine.checkpoints import Checkpoints
 from serving.gateway.detokenizer import Detokenizer, stop_token_ids
+from tasks.evaluation.models import engine as engine_
 from tasks.evaluation.models import engine as engines
 from tasks.evaluation.models.base import Prompt, Text, draw_of, up_to
 from tasks.evaluation.models.engine import EngineAway, EngineModels, EngineRefused, engine_models
@@ -31,8 +32,13 @@ async def engine() -> AsyncIterator[FakeEngine]:
         yield fake
 
 
-def own(engine: FakeEngine, token: str = ENGINE_TOKEN, seconds: float = 5.0) -> Settings:
-    return Settings(evaluate=Evaluate(engine_url=engine.url, engine_token=token, engine_seconds=seconds))
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_, "AWAY_SECONDS", 1.0)
+
+
+def own(engine: FakeEngine, token: str = ENGINE_TOKEN) -> Settings:
+    return Settings(evaluate=Evaluate(engine_url=engine.url, engine_token=token))
 
 
 async def using(
@@ -84,7 +90,7 @@ async def test_an_engine_without_the_flows_disk_fetches_what_it_completes_with(t
             )
             await stack.enter_async_context(engine.running())
         serving = Serving(engines=tuple(engine.url for engine in engines), engine_token=ENGINE_TOKEN)
-        values = {"engine_url": engines[1].url, "engine_token": ENGINE_TOKEN, "engine_seconds": 1.0, "shares_disk": False}
+        values = {"engine_url": engines[1].url, "engine_token": ENGINE_TOKEN, "shares_disk": False}
         settings = Settings(serving=serving, evaluate=Evaluate(engine=which, **values))
 
         def work(models: EngineModels) -> list[tuple[str, bytes]]:
@@ -109,7 +115,7 @@ async def test_an_engine_without_the_flows_disk_fetches_what_it_completes_with(t
 async def test_what_goes_wrong_is_told_apart(engine: FakeEngine, tmp_path: Path, fault: str) -> None:
     folder = fake_models.write(tmp_path / "a", "weights")
     engine.up, engine.delay = fault != "down", 0.1
-    settings = own(engine, "another" if fault == "token" else ENGINE_TOKEN, seconds=0.5)
+    settings = own(engine, "another" if fault == "token" else ENGINE_TOKEN)
     expected = EngineRefused if fault in ("token", "does not fit") else EngineAway
     if fault == "does not fit":
         version = await using(settings, lambda models: models.load(folder))
@@ -119,13 +125,13 @@ async def test_what_goes_wrong_is_told_apart(engine: FakeEngine, tmp_path: Path,
         while not engine.batches:
             await asyncio.sleep(0.01)
         engine.version = "4"
-    with pytest.raises(expected, match={"down": "for 0.5 s", "token": "token", "swapped": "holds version 4"}.get(fault, fault)):
+    with pytest.raises(expected, match={"down": "for 1 s", "token": "token", "swapped": "holds version 4"}.get(fault, fault)):
         await task
 
 
 async def test_an_address_without_an_engine_is_an_engine_that_is_away() -> None:
-    settings = Settings(evaluate=Evaluate(engine_url="http://127.0.0.1:9", engine_seconds=0.1))
-    with pytest.raises(EngineAway, match=r"evaluate\.engine_seconds"):
+    settings = Settings(evaluate=Evaluate(engine_url="http://127.0.0.1:9"))
+    with pytest.raises(EngineAway, match="for 1 s"):
         await using(settings, lambda models: models.health())
 
 
@@ -136,7 +142,7 @@ async def test_a_slot_that_holds_no_champion_is_used_and_gets_its_weights_back(t
     async with AsyncExitStack() as stack:
         urls = tuple([await stack.enter_async_context(slot.running()) for slot in slots])
         serving = Serving(engines=urls, engine_token=ENGINE_TOKEN)
-        settings = Settings(serving=serving, evaluate=Evaluate(engine="slot", engine_seconds=1.0))
+        settings = Settings(serving=serving, evaluate=Evaluate(engine="slot"))
         sampled = await using(settings, lambda models: models.sample(folder, PROMPTS, SAMPLING, (0,), lambda _: None))
         assert sampled == [(number, 6) for number in range(7)] and not slots[0].batches
         assert slots[1].swaps[0].startswith("evaluation-") and slots[1].swaps[1:] == ["2"]

@@ -10,6 +10,7 @@ from evals.studies.gate import rates
 from evals.studies.gate.plants import worsened
 from infra.settings.evaluation import MARGINS, UNSET
 from infra.settings.schema import Gate
+from tasks.evaluation.gate import guardrails
 from tasks.evaluation.gate.guardrails import GUARDRAILS, checks_of, column_of
 from tasks.evaluation.gate.measures import BY_NAME
 from tasks.evaluation.gate.values import Places, Values
@@ -20,7 +21,7 @@ from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import PositionScore
 from tests.tasks.evaluation.made_scores import PLACES, measured_as, scores, written
 
-SETTINGS = Gate(min_places=200, min_slice_places=60)
+SETTINGS = Gate(min_places=200)
 
 
 def verdict(candidate: list[PositionScore], settings: Gate = SETTINGS, **keywords: bool) -> GateResult:
@@ -105,7 +106,7 @@ def test_small_languages_count_together_and_a_slice_may_have_its_own_margin() ->
     assert slices == {"language: py": SETTINGS.margins["slices"], together: 0.9}
 
 
-def test_a_project_in_few_files_has_no_vote_of_its_own() -> None:
+def test_a_project_in_few_files_has_no_vote_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     champion = [
         replace(s, slices=(f"project: {'few' if i % 40 < 7 else 'many' if i % 40 < 30 else 'other'}",))
         for i, s in enumerate(scores() * 2)
@@ -114,7 +115,8 @@ def test_a_project_in_few_files_has_no_vote_of_its_own() -> None:
     result = gate_candidate(champion, champion, SETTINGS)
     assert {f.slice for f in result.findings} == {"", "project: many", "project: other"}
     assert "project: few: 84 places in 7 files of equal size, a verdict needs 8" in result.left_out
-    looser = gate_candidate(champion, champion, SETTINGS.model_copy(update={"min_project_files": 7}))
+    monkeypatch.setattr(guardrails, "MIN_FILES", 7)
+    looser = gate_candidate(champion, champion, SETTINGS)
     assert "project: few" in {f.slice for f in looser.findings}
 
 
@@ -224,9 +226,10 @@ def quiet(count: int, loud: int) -> list[PositionScore]:
     return [replace(s, completion=t, measured=measure(place, t)) for s, t in zip(empty, texts, strict=True)]
 
 
-def test_silence_is_measured_where_nothing_should_be_written_and_nothing_else_is() -> None:
+def test_silence_is_measured_where_nothing_should_be_written_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardrails, "MIN_PLACES", 40)
     margins = {**MARGINS, "silent": 0.2}
-    settings = SETTINGS.model_copy(update={"margins": margins, "min_slice_places": 40})
+    settings = SETTINGS.model_copy(update={"margins": margins})
     same = gate_candidate(scores() + quiet(80, 4), scores() + quiet(80, 4), settings)
     assert same.verdict == "passed" and {f.places for f in same.findings if f.guardrail == "exact"} == {PLACES}
     worse = gate_candidate(scores() + quiet(80, 60), scores() + quiet(80, 4), settings)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -86,12 +87,12 @@ class Endpoint:
 
 
 def judge_at(url, timeout=5.0, policy=QUICK):
-    return OpenAIJudge(settings_at(url, timeout), policy)
+    return OpenAIJudge(settings_at(url), replace(policy, seconds=timeout))
 
 
-def settings_at(url, timeout=5.0, **fields):
+def settings_at(url, **fields):
     settings = {"kind": "openai", "url": url, "model": "judge-1", "api_key": KEY, "concurrency": CONCURRENCY, **fields}
-    return schema.Judge(timeout_seconds=timeout, **settings)
+    return schema.Judge(**settings)
 
 
 def test_scores_are_in_the_order_of_the_items():

@@ -50,7 +50,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 def judge_of(url: str, tmp_path: Path, **fields: object) -> Judge:
     rubric = tmp_path / "rubric.md"
     rubric.write_text('Score the completion from 0 to 10. Answer {"score": number}.')
-    given = {"context_characters": 200, "calibration_places": 120, "concurrency": 8, "timeout_seconds": 60, "rubric": rubric}
+    given = {"context_characters": 200, "calibration_places": 120, "concurrency": 8, "rubric": rubric}
     return Judge.model_validate({"kind": "openai", "url": url, "model": "plain", **given, **fields})
 
 

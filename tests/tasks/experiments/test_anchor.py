@@ -20,6 +20,7 @@ from tasks.experiments.controller import look as looking
 from tasks.experiments.controller.look import Found, ObservedTest
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release, succession
+from tasks.experiments.planning import plan as planning
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.reports import recompute
 from tasks.experiments.reports.explain import explain
@@ -34,12 +35,20 @@ from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, co
 USERS, BLOCK, LEAD = 30, 600.0, 3.0
 VALUES = {
     **{"mode": "non_inferiority", "min_requests": 100, "min_users": 5, "min_history_requests": 0, "tolerated_users": 0},
-    **{"shadow_requests": 0, "ramp": (), "watch_seconds": 0, "baseline_seconds": 0, "planned_requests": 3000},
-    **{"block_seconds": BLOCK, "anchor_share": 0.25, "anchor_seconds": 3000, "anchor_days": 7, "max_seconds": 3600},
+    **{"shadow_requests": 0, "ramp": (), "watch_seconds": 0, "planned_requests": 3000},
+    **{"block_seconds": BLOCK, "anchor_share": 0.25, "max_seconds": 3600},
 }
 SETTINGS = Settings(collect=Collect(settle_seconds=10, join_seconds=60), experiment=Experiment.model_validate(VALUES))
-PLAN = succession.plan_of_comparison(SETTINGS)
+NEW = {"baseline_seconds": 0, "anchor_seconds": 3000, "anchor_days": 7}
+PLAN = succession.plan_of_comparison(SETTINGS).model_copy(update={**NEW, "max_seconds": 7 * 86_400.0})
 SHIPPED = Verdict(verdict="promote", reason="no metric is worse than its margin")
+
+
+@pytest.fixture(autouse=True)
+def new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of comparisons that are short."""
+    for name, value in NEW.items():
+        monkeypatch.setitem(planning.NEW, name, value)
 
 
 def settings(**values: Any) -> Settings:

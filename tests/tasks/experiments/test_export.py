@@ -26,7 +26,8 @@ LIMITS = Settings(collect=Collect(settle_seconds=5))
 
 def plan(**fields: object) -> Plan:
     values = {"min_history_requests": 0, "min_requests": 20, "max_user_weight": 2.0, "tolerated_users": 0, **fields}
-    return make_plan(Experiment.model_validate(values), LIMITS.collect)
+    settings = {name: value for name, value in values.items() if name in Experiment.model_fields}
+    return make_plan(Experiment.model_validate(settings), LIMITS.collect).model_copy(update=values)
 
 
 def world(**fields: object) -> tuple[MemoryStore, ExperimentRecord]:

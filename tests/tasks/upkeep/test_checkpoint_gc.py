@@ -23,7 +23,7 @@ from tasks.upkeep.retention import DAY, retain
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked
 
 FOLDERS = ("checkpoints", "optimizers")
-LIMITS = Retention(checkpoints_days=30, optimizers_days=3, champions_kept=0)
+LIMITS = Retention(checkpoints_days=30, champions_kept=0)
 PROMISING = Verdict(verdict="reject", reason="no win", promising=True)
 YES, NO = Verdict(verdict="promote", reason="better"), Verdict(verdict="reject", reason="worse")
 
@@ -220,9 +220,10 @@ def test_the_last_champions_keep_their_weights(world: World, kept: int, left: tu
     assert world.left() == names(5, *left), "6 became champion in MLflow, and the manifest of a cycle names it"
 
 
-def test_an_optimizers_state_does_not_outlive_its_checkpoint(world: World) -> None:
+def test_an_optimizers_state_does_not_outlive_its_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_gc, "OPTIMIZERS_DAYS", 90.0)
     world.cycle(2, days=31)
-    world.retain(LIMITS.model_copy(update={"optimizers_days": 90}))
+    world.retain(LIMITS)
     assert (world.left(), world.left("optimizers")) == ({"base"}, set())
 
 
