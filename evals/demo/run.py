@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from evals import developers
-from evals.demo import chances, closing, comparison, history, report
+from evals.demo import chances, closing, comparison, history, page, report
 from evals.demo.closing import BASE
 from evals.demo.loop import CYCLE, WATCH, Loop, LoopLimits, Traffic
 from evals.demo.orchestration import Orchestration
@@ -82,7 +82,7 @@ def run(options: Options) -> int:
     settings = configuration.load()
     with View(console) as view:
         result = asyncio.run(demo(options, settings, code, view, began))
-    report.write(result, configuration.ROOT / OUT)
+    page.write(result, configuration.ROOT / OUT)
     console.print(report.LastScreen(result, report.files(OUT)))
     return 0 if result.improved else 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evals.demo import chances, closing, comparison, report
+from evals.demo import chances, closing, comparison, page
 from evals.demo.record import (
     Changes,
     Comparison,
@@ -209,7 +209,7 @@ def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
 
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
-    report.write(_report(), tmp_path)
+    page.write(_report(), tmp_path)
     report_json = json.loads((tmp_path / "report.json").read_text())
     assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= report_json.keys()
     assert report_json["grounds"].keys() == {"later", "new", "seen"}
@@ -222,11 +222,11 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
         assert report_json[metric]["base"].keys() == {"rate", "low", "high", "n"}
         assert report_json[metric]["difference"].keys() == {"estimate", "low", "high"}
     assert report_json["calibration"] == {"error": 0.0123, "bins": [{"count": 7, "chance": 0.25, "kept": 0.3}]}
-    page = (tmp_path / "report.html").read_text()
-    assert not re.search("<script|<i>|<b>\\.", page) and "&lt;i&gt;.py" in page
-    assert "not accepted: nothing shown" in page
-    assert page.count('<th scope="col" class="n">base as served</th>') == 1 and "calibration error 0.0123" in page
-    assert "7 beginnings: chance 0.250, kept 0.300" in page
+    html = (tmp_path / "report.html").read_text()
+    assert not re.search("<script|<i>|<b>\\.", html) and "&lt;i&gt;.py" in html
+    assert "not accepted: nothing shown" in html
+    assert html.count('<th scope="col" class="n">base as served</th>') == 1 and "calibration error 0.0123" in html
+    assert "7 beginnings: chance 0.250, kept 0.300" in html
     rows = [
         f'<tr><th scope="row">{name}</th><td class="n">{count}</td></tr>' for name, count in (("trained", 10), ("quarantined", 3))
     ]
@@ -234,6 +234,6 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
         f'<tr><th scope="row">{name}</th><td class="n">{n}</td></tr>'
         for name, n in (("quarantined: &lt;secret&gt;", 3), ("all requests", 13))
     ]
-    assert "".join(rows) in page
-    assert '<tr><th scope="row">share of completed code</th><td class="n">0.2500</td></tr>' in page
-    assert '<th scope="row">language &lt;py&gt;</th><td class="n">10</td><td class="n">0.2000</td>' in page
+    assert "".join(rows) in html
+    assert '<tr><th scope="row">share of completed code</th><td class="n">0.2500</td></tr>' in html
+    assert '<th scope="row">language &lt;py&gt;</th><td class="n">10</td><td class="n">0.2000</td>' in html
