@@ -1,17 +1,14 @@
 """The demo on the console while it runs: a view that changes on a terminal, plain lines elsewhere."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from evals.progress import BAR_WIDTH, Progress, duration
 
-PLAIN_SECONDS = 15.0
-"""Seconds between two plain lines."""
 MOST_RATE = 0.4
 """Acceptance at which an arm's bar is full."""
 
@@ -39,10 +36,8 @@ class Arm:
 class View(Progress):
     """The progress of the demo, with the arms of the current test and the last verdict."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic, every: float = PLAIN_SECONDS) -> None:
-        self._arms: tuple[Arm, ...] = ()
-        self._verdict = ""
-        super().__init__(console, clock=clock, every=every)
+    _arms: tuple[Arm, ...] = ()
+    _verdict = ""
 
     def arms(self, arms: Sequence[Arm]) -> None:
         """Show the acceptance of each version that serves users."""
@@ -55,20 +50,19 @@ class View(Progress):
 
     def say(self, text: str) -> None:
         """Print a line that stays, with the seconds since the view began."""
-        self.console.print(f"[{self.seconds:5.0f} s] {text}", markup=False, highlight=False, soft_wrap=self.disable)
+        stays = f"[{self.seconds:5.0f} s] {text}"
+        self.console.print(stays, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def line(self) -> str:
         """Return the current part and the arms in a line."""
         return "; ".join([super().line(), *map(str, self._arms)])
 
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the heading, a line for the current part and for each arm, and the last verdict."""
-        yield Text(f"make demo, {duration(self.seconds)}", style="bold")
-        table = self.make_tasks_table(self.tasks)
+    def __rich__(self) -> RenderableType:
+        """Return the heading, a table of the current part and the arms, and the last verdict."""
+        table = self.table()
         for arm in self._arms:
             bar = ProgressBar(total=MOST_RATE, completed=min(arm.rate, MOST_RATE), width=BAR_WIDTH)
             amount = f"{arm.rate:6.1%}  {arm.accepted:,} of {arm.answered:,} accepted"
             table.add_row(Text(f"{arm.name} v{arm.version}"), bar, Text(amount))
-        yield table
-        if self._verdict:
-            yield Text(f"last verdict: {self._verdict}", no_wrap=True, overflow="ellipsis")
+        verdict = [Text(f"last verdict: {self._verdict}", no_wrap=True, overflow="ellipsis")] if self._verdict else []
+        return Group(Text(f"make demo, {duration(self.seconds)}", style="bold"), table, *verdict)
