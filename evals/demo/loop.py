@@ -51,7 +51,7 @@ class Traffic:
     """The current sums of the developers, and the limit of their rate."""
 
     def __init__(self, rate: float) -> None:
-        self.tally = Tally({}, (), 0.0)
+        self.tally = Tally()
         self._rate, self.quiet = rate, False
 
     def rate(self) -> float:

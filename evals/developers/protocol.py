@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evals.developers.draws import Draws
 from infra.model import fim
 
 EDITORS = json.loads((Path(__file__).parent / "editors.json").read_text())
@@ -97,14 +98,9 @@ def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) 
     return {"name": "autocomplete", "schema": "0.2.0", "level": "all", "profileId": "local", "data": data}
 
 
-def native_body(impression: Impression, accepted: bool, dismissed: bool, seen_ms: float) -> dict[str, Any]:
+def native_body(impression: Impression, accepted: bool, draws: Draws) -> dict[str, Any]:
     """Return an event of /v1/feedback, with the reason of a rejection."""
-    event: dict[str, Any] = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(seen_ms)}
+    event = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(draws.seen_ms)}
     if accepted:
         return event | {"outcome": "accepted"}
-    return event | {"outcome": "rejected", "reason": "rejected" if dismissed else "typed_away"}
-
-
-def cancelled_body(request_id: str) -> dict[str, Any]:
-    """Return the event of a completion that the developer typed over."""
-    return {"completion_id": request_id, "reason": "cancelled"}
+    return event | {"outcome": "rejected", "reason": "rejected" if draws.dismissed else "typed_away"}

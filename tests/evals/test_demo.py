@@ -33,7 +33,7 @@ def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
         return ExpectedOutcome(float(accepted), "x = 1", kept=3)
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
-    return PairedRun((Pin("1"), Pin("2")), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
+    return PairedRun((Pin("1"), Pin("2")), pairs, (Tally(), Tally()), 0)
 
 
 def test_a_rate_and_its_interval_equal_a_calculation_by_hand() -> None:
@@ -82,7 +82,7 @@ def test_a_rate_without_requests_or_of_one_user_is_an_error() -> None:
 
 def test_live_rows_are_in_the_order_of_the_versions() -> None:
     counts = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
-    tally = Tally({("a", "10"): counts, ("b", "10"): counts, ("a", "9"): counts, ("b", "9"): counts, ("a", ""): counts}, (), 1.0)
+    tally = Tally({("a", "10"): counts, ("b", "10"): counts, ("a", "9"): counts, ("b", "9"): counts, ("a", ""): counts})
     rows = comparison.live_rows(tally)
     assert [row.version for row in rows] == ["9", "10"]
     assert rows[0].acceptance.rate == pytest.approx(0.2)
@@ -156,7 +156,7 @@ def test_the_gain_divides_into_what_was_learnt_and_what_is_decided() -> None:
         Pair(user, number, tuple(ExpectedOutcome(float(accepted), "x = 1", kept=3) for accepted in outcomes))
         for number, (user, outcomes) in enumerate(rows)
     )
-    row = comparison.ground_row(PairedRun((Pin(),) * 4, pairs, (Tally({}, (), 0.0),) * 4, 0), names, 0.1)
+    row = comparison.ground_row(PairedRun((Pin(),) * 4, pairs, (Tally(),) * 4, 0), names, 0.1)
     assert (row.base_best.rate, row.base_served.rate, row.champion.rate) == (0.25, 0.0, 0.75)
     assert row.champion_all and row.champion_all.rate == 0.5
     assert row.learning and row.showing

@@ -25,7 +25,7 @@ SEEN = Example("u", "1", "a.py", "x = ", "", "value + 1", False, "wrong")
 
 
 def _run(*places: tuple[Example, Example]) -> PairedRun:
-    sides = tuple(Tally({}, tuple(side), 0.0) for side in zip(*places, strict=True))
+    sides = tuple(Tally({}, list(side)) for side in zip(*places, strict=True))
     return PairedRun((Pin("1"), Pin("2")), (), sides, 0)
 
 
