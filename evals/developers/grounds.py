@@ -55,18 +55,12 @@ def role_of(source: Source) -> Role:
 
 def live_holes(source: Source) -> tuple[Hole, ...]:
     """Return the holes that developers write live. A typed file has at least one: all if the rule leaves none."""
-    role = role_of(source)
-    if role == "closed":
-        return ()
-    kinds = _kinds(source)
-    return tuple(hole for hole, kind in zip(holes_of(source.text), kinds, strict=True) if kind == "live")
+    return _holes(source, "live")
 
 
 def later_holes(source: Source) -> tuple[Hole, ...]:
     """Return the holes that are kept for later; in windows of live requests, nothing stands there."""
-    if role_of(source) != "open":
-        return ()
-    return tuple(hole for hole, kind in zip(holes_of(source.text), _kinds(source), strict=True) if kind == "later")
+    return _holes(source, "later")
 
 
 class Grounds:
@@ -152,15 +146,18 @@ def _eligible(
     return stretches, list(accumulate(len(hole.lines) - first for _, hole, first in stretches))
 
 
-def _kinds(source: Source) -> list[str]:
-    """Return for each hole of a typed file whether it is written live, kept for later or stands from the beginning."""
-    kinds = []
-    for hole in holes_of(source.text):
-        standing = STANDING_FUNCTIONS if hole.function else STANDING_BLOCKS
-        later = LATER if role_of(source) == "open" else 0.0
+def _holes(source: Source, kind: Literal["live", "later"]) -> tuple[Hole, ...]:
+    """Return the holes of a file that are written live, or kept for later; the others stand from the beginning."""
+    if (role := role_of(source)) == "closed":
+        return ()
+    holes, kinds = holes_of(source.text), []
+    for hole in holes:
+        standing, later = STANDING_FUNCTIONS if hole.function else STANDING_BLOCKS, LATER if role == "open" else 0.0
         share = _share("hole", source.name, source.text[hole.start : hole.stop])
         kinds.append("standing" if share < standing else "later" if share < standing + (1 - standing) * later else "live")
-    return kinds if "live" in kinds else ["live"] * len(kinds)
+    if "live" not in kinds:
+        kinds = ["live"] * len(kinds)
+    return tuple(hole for hole, each in zip(holes, kinds, strict=True) if each == kind)
 
 
 def _share(*key: str) -> float:

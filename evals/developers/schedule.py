@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -11,7 +12,7 @@ from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground, Grounds
 from evals.developers.pause import Developer, Pause, SettledTruth
 from evals.developers.sessions import Draft, Session, Team, sessions_of_pass
-from evals.developers.writer import OnSettled, Reaction, Steps, Wait, Writer
+from evals.developers.writer import OnSettled, Reaction, Writer
 from tasks.evaluation.positions import Code
 
 
@@ -97,12 +98,12 @@ class Schedule:
         pauses: list[Pause] = []
         writer = self.writer(session, session.draft(), lambda pause, truth: settled.update({id(pause): truth}))
         steps = writer.steps()
-        reaction = None
-        while (step := _next(steps, reaction)) is not None:
-            reaction = None
-            if not isinstance(step, Wait):
-                pauses.append(step)
-                reaction = Reaction("rejected")
+        with suppress(StopIteration):
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    pauses.append(step)
+                step = steps.send(Reaction("rejected"))  # a wait ignores it
         return tuple(replace(pause, settled=settled[id(pause)]) for pause in pauses)
 
     def _sessions(self, number: int) -> tuple[Session, ...]:
@@ -111,11 +112,3 @@ class Schedule:
     @cached_property
     def _grounds(self) -> Grounds:
         return Grounds(self._code.sources)
-
-
-def _next(steps: Steps, reaction: Reaction | None) -> Wait | Pause | None:
-    """Return the next step; None at the end."""
-    try:
-        return steps.send(reaction)
-    except StopIteration:
-        return None
