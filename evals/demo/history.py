@@ -15,7 +15,6 @@ from infra.records import Decision, ExperimentRecord
 from infra.registry.client import Aliases, Registry
 from infra.storage import cycles, looks
 from infra.storage.store import ObjectStore
-from tasks.showing.reliability import Reliability
 
 MOST_LOOKS = 60
 """Looks of a test in the report, about: enough for a chart."""
@@ -61,7 +60,9 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     training = _json(store, cycles.key(cycle, "training.json"))
     evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
     decision = state.decisions.get(outcome["experiment"])
-    verdict = decision.verdict if decision else None
+    decided: dict[str, Any] = {"verdict": "refused" if outcome["result"] == "refused" else "running", "reason": outcome["reason"]}
+    if decision:
+        decided |= decision.verdict.model_dump(include={"verdict", "reason", "estimate", "low", "high"})
     rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward", "outcome"]).to_pylist()
     rewards = [row["reward"] for row in rows if row["outcome"] not in ("standing", "judged")]
     last_step = training["steps"][-1] if training.get("steps") else {}
@@ -79,13 +80,9 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         kl=last_step.get("kl"),
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
-        verdict="refused" if outcome["result"] == "refused" else verdict.verdict if verdict else "running",
-        reason=verdict.reason if verdict else outcome["reason"],
-        estimate=verdict.estimate if verdict else None,
-        low=verdict.low if verdict else None,
-        high=verdict.high if verdict else None,
-        calibration=_calibration(_json(store, cycles.key(cycle, FILE))),
+        calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
         steps=[Step(reward=step["reward"], kl=step["kl"]) for step in training.get("steps", [])],
+        **decided,
     )
 
 
@@ -132,11 +129,6 @@ def request_rows(store: ObjectStore, state: LoopState) -> list[dict[str, Any]]:
         if "exploring" in table.column_names:
             rows |= {row["id"]: row for row in table.select(["id", "user", "bucket", "exploring", "accepted"]).to_pylist()}
     return list(rows.values())
-
-
-def _calibration(fitted: dict[str, Any]) -> Reliability | None:
-    """Return the reliability of a cycle's estimate; None if it has none."""
-    return Reliability.model_validate(fitted["reliability"]) if "reliability" in fitted else None
 
 
 def _json(store: ObjectStore, key: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from evals import developers
-from evals.demo import chances, closing, comparison, history, page, report
+from evals.demo import closing, comparison, history, page, report
 from evals.demo.closing import BASE
 from evals.demo.loop import CYCLE, WATCH, Loop, LoopLimits, Traffic
 from evals.demo.orchestration import Orchestration
@@ -133,7 +133,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             for ground, run in paired.items()
         },
         exploration=comparison.exploration(requests, settings.serving.sampling.exploring_share),
-        champion_calibration=await asyncio.to_thread(chances.calibration, store, began_closing, paired["later"]),
+        champion_calibration=await asyncio.to_thread(closing.calibration, store, began_closing, paired["later"]),
         versions=comparison.live_rows(live),
         calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
         history=rows,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evals.demo import chances, closing, comparison, page
+from evals.demo import closing, comparison, page
 from evals.demo.record import (
     Changes,
     Comparison,
@@ -195,17 +195,17 @@ def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
     rows = [completion(str(n), time=NOW, chance=0.9 if n % 2 else 0.1, audited=n == 8) for n in range(9)]
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [*rows, completion("x", time=NOW, chance=0.5)])
     wanted = {str(n) for n in range(9)}
-    found = chances.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
+    found = closing.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
     assert found == {str(n): 0.9 if n % 2 else 0.1 for n in range(8)}
     pairs = tuple(
         Pair("u", n, (ExpectedOutcome(0.0, ""), ExpectedOutcome(0.0, "foo", kept=3 if n % 2 else 1)), ("", str(n)))
         for n in range(9)
     )
     run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
-    calibrated = chances.calibration(store, NOW - 10, run, lambda: NOW + 1)
+    calibrated = closing.calibration(store, NOW - 10, run, lambda: NOW + 1)
     assert calibrated and calibrated.error == pytest.approx(0.1)
     assert [(bin.count, bin.kept) for bin in calibrated.bins] == [(4, 0.0), (4, 1.0)]
-    assert chances.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
+    assert closing.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
 
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
