@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from evals.demo.record import CycleRow, Difference, Rate, Report
+from evals.demo.record import Baselines, CycleRow, Difference, Rate, Report
 from infra.records import RATIOS, Measures
 
 GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
@@ -38,7 +38,9 @@ def table(report: Report) -> Table:
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("", f"base v{report.base_version}", f"champion v{report.champion_version}", "difference, 95 %"):
         found.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    rows = [(f"accepted, {SHORT_NAMES[ground]}, %", values, 100.0) for ground, values in report.grounds.items()]
+    rows: list[tuple[str, Baselines, float]] = [
+        (f"accepted, {SHORT_NAMES[ground]}, %", values, 100.0) for ground, values in report.grounds.items()
+    ]
     rows += [(f"kept characters, {SHORT_NAMES[ground]}", row.kept_characters, 1.0) for ground, row in report.grounds.items()]
     for name, values, scale in rows:
         base, champion = (f"{rate.rate * scale:.2f}" for rate in (values.base_best, values.champion))

@@ -12,7 +12,7 @@ import time
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.console import Console
 from evals import developers
 from evals.demo import closing, comparison, history, page, report
 from evals.demo.closing import BASE
-from evals.demo.loop import CYCLE, WATCH, Loop, LoopLimits, Traffic
+from evals.demo.loop import CYCLE, WATCH, Loop, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
@@ -92,14 +92,11 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     temperature = closing.best_temperature(settings)
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
-    test, deadline = settings.experiment, began + 60 * options.minutes
-    limits = LoopLimits(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
     async with Orchestration(settings.orchestration) as prefect:
         before = await asyncio.to_thread(history.read_state, store, registry)
-        if before.outcomes:
-            # A repeated demo runs at least one more cycle.
-            limits = replace(limits, cycles=max(options.cycles, len(before.outcomes) + 1))
-        loop = Loop(limits, store, registry, prefect, traffic, view)
+        cycles = max(options.cycles, len(before.outcomes) + 1)  # a repeated demo runs at least one more cycle
+        deadline = began + 60 * options.minutes
+        loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view)
         typists = run_settings(options, settings, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:

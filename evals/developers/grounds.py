@@ -15,7 +15,6 @@ import hashlib
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -37,14 +36,6 @@ LATER = 0.3
 """Share of the holes of open files that are kept for later."""
 STANDING_BLOCKS, STANDING_FUNCTIONS = 0.6, 0.15
 """Shares of the blocks and functions that stand from the beginning."""
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A place of a ground: the file is finished around it, and its hole is empty from the cursor on."""
-
-    position: Position  # its suffix begins after the hole; its truth is what a developer is about to write
-    rest: str  # the hole's text from the cursor to its end
 
 
 def role_of(source: Source) -> Role:
@@ -69,9 +60,10 @@ class Grounds:
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
 
-    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> Gap:
-        """Return a random place, each line of the ground equally likely.
+    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> tuple[Position, str]:
+        """Return a random place, each line of the ground equally likely, and its hole's text from the cursor to the end.
 
+        The file is finished around the place, and its hole is empty from the cursor on; the suffix begins after the hole.
         `several_lines`: the share of places whose truth covers one to three further lines.
 
         Raises:
@@ -87,8 +79,11 @@ class Grounds:
         assert number >= first
         start, end = hole.lines[number]
         last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
-        cursor = start + draw_column(source.text[hole.start + start : hole.start + end], rng)
-        return gap_at(source, hole, cursor, hole.lines[min(last, len(hole.lines) - 1)][1])
+        text = source.text
+        offset = hole.start + start + draw_column(text[hole.start + start : hole.start + end], rng)
+        stop = hole.start + hole.lines[min(last, len(hole.lines) - 1)][1]
+        prefix, suffix = text[max(0, offset - CONTEXT_CHARACTERS) : offset], text[hole.stop : hole.stop + CONTEXT_CHARACTERS]
+        return Position(source.name, offset, prefix, suffix, text[offset:stop]), text[offset : hole.stop]
 
     def lines(self, ground: Ground) -> int:
         """Return the number of lines with places."""
@@ -117,21 +112,6 @@ class Grounds:
             "seen": visible["open"] | visible["closed"] | kept,
         }
         return {ground: _eligible(holes[ground], foreign[ground]) for ground in GROUNDS}
-
-
-def gap_at(source: Source, hole: Hole, cursor: int, stop: int) -> Gap:
-    """Return the place at offset `cursor` of a hole of a finished file; the developer is about to write up to `stop`."""
-    text, offset = source.text, hole.start + cursor
-    return Gap(
-        Position(
-            file=source.name,
-            offset=offset,
-            prefix=text[max(0, offset - CONTEXT_CHARACTERS) : offset],
-            suffix=text[hole.stop : hole.stop + CONTEXT_CHARACTERS],
-            truth=text[offset : hole.start + stop],
-        ),
-        rest=text[offset : hole.stop],
-    )
 
 
 def _eligible(

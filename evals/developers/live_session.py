@@ -149,7 +149,7 @@ class LiveSession:
         accepted = accepts and not draws.superseded
         kept = matching_prefix(text, pause.rest[len(typed) :]) if accepted else 0
         outcome = self._report(Shown(impression, answer.version, time.monotonic(), draws), accepted, kept)
-        seen = {"truth": truth, "shown": text, "accepted": accepted, "reason": opinion.reason}
+        seen: dict[str, Any] = {"truth": truth, "shown": text, "accepted": accepted, "reason": opinion.reason}
         self._decide(pause, answer, outcome, **seen, right=opinion.right, completion_id=impression.completion_id)
         context.tally.keep(Example(developer.name, answer.version, impression.file, last_lines(prefix), **seen))
         return Reaction("accepted", typed, text) if accepted else Reaction(outcome, typed)
@@ -229,7 +229,7 @@ class LiveSession:
             await self._post(replace(shown, impression=repeat), accepted, cache_hit=True)
 
     async def _report_cancelled(self, answer: Answer) -> None:
-        body = {"completion_id": answer.completion_id, "reason": "cancelled"}
+        body: dict[str, Any] = {"completion_id": answer.completion_id, "reason": "cancelled"}
         if not await self._context.client.post_native(self._developer.name, body):
             self._count(answer.version, lost_events=1)
 
