@@ -25,10 +25,8 @@ class LoopState:
     """The state of the loop at one moment."""
 
     aliases: Aliases
-    outcomes: dict[str, dict[str, Any]]
-    """Outcome of each ended cycle, oldest first (infra/storage/cycles.py)."""
-    decisions: dict[str, Decision]
-    """Decisions of the gate, by experiment."""
+    outcomes: dict[str, dict[str, Any]]  # outcome of each ended cycle, oldest first (infra/storage/cycles.py)
+    decisions: dict[str, Decision]  # decisions of the gate, by experiment
 
     @property
     def promotions(self) -> int:

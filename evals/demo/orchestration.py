@@ -21,11 +21,9 @@ class FlowRun:
 
     id: str
     deployment: str
-    state: str
-    """Name of the state, Prefect's or the flow's own: Running, Completed, TooFewSamples, Promoted, Failed, ..."""
+    state: str  # name of the state, Prefect's or the flow's own: Running, Completed, TooFewSamples, Promoted, Failed and others
     message: str
-    ended: bool
-    """Whether the run is over."""
+    ended: bool  # whether the run is over
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,8 @@ class TaskRun:
     """One task of a run."""
 
     name: str
-    seconds: float
-    """How long it ran."""
-    ended: float | None
-    """When it ended, in Unix seconds; none: it has not."""
+    seconds: float  # how long it ran
+    ended: float | None  # when it ended, in Unix seconds; none: it has not
 
 
 class Orchestration:

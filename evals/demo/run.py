@@ -44,24 +44,15 @@ VISITS_APART = 100_000
 class Options:
     """Frozen options of a demo."""
 
-    seed: int = 0
-    """Seed of the simulated developers."""
-    users: int = 1000
-    """Number of developers."""
-    code: Sequence[Path] = ()
-    """Folders of the Python files that they type; empty: the held-out packages."""
-    cycles: int = 1
-    """Cycles to run, including those of earlier demos."""
-    labels: int = 4800
-    """Minimum requests that a cycle waits for."""
-    minutes: float = 12.0
-    """Minutes after which no cycle begins."""
-    visits: int = 4000
-    """Positions of the closing comparison in later code."""
-    rate: float = 0.0
-    """Maximum requests a second; 0: limited by `concurrency` only."""
-    concurrency: int = 96
-    """Developers who type at the same time."""
+    seed: int = 0  # seed of the simulated developers
+    users: int = 1000  # number of developers
+    code: Sequence[Path] = ()  # folders of the Python files that they type; empty: the held-out packages
+    cycles: int = 1  # cycles to run, including those of earlier demos
+    labels: int = 4800  # minimum requests that a cycle waits for
+    minutes: float = 12.0  # minutes after which no cycle begins
+    visits: int = 4000  # positions of the closing comparison in later code
+    rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only
+    concurrency: int = 96  # developers who type at the same time
 
 
 def run(options: Options) -> int:
