@@ -7,7 +7,7 @@ completions. `calibration` says how far the chances can be trusted by which the 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 
 from evals import developers
 from evals.demo.view import View
@@ -65,22 +65,17 @@ async def compare_with_base(
         await asyncio.to_thread(registry.set_alias, CHALLENGER, BASE)
     try:
         await _until_served(run, code, {BASE, champion})
-        return {
-            ground: await _measure(run, code, pins_of(settings, champion, ground), ground, visits, view) for ground in GROUNDS
-        }
+        measured = {}
+        for ground in GROUNDS:
+            pins, count = tuple(pins_of(settings, champion, ground).values()), max(1, round(visits * SHARES[ground]))
+            with view.part(f"closing comparison, {ground}", count) as part:
+                measured[ground] = await developers.measure(run, code, pins, count, ground=ground, progress=part.at)
+        return measured
     finally:
         if challenger is not None:
             await asyncio.to_thread(registry.set_alias, CHALLENGER, challenger)
         elif champion != BASE:
             await asyncio.to_thread(registry.delete_alias, CHALLENGER)
-
-
-async def _measure(
-    run: developers.RunSettings, code: Code, pins: Mapping[str, developers.Pin], ground: Ground, visits: int, view: View
-) -> developers.PairedRun:
-    count = max(1, round(visits * SHARES[ground]))
-    with view.part(f"closing comparison, {ground}", count) as part:
-        return await developers.measure(run, code, tuple(pins.values()), count, ground=ground, progress=part.at)
 
 
 async def _until_served(run: developers.RunSettings, code: Code, versions: set[str]) -> None:

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 
 from evals.demo.record import CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
 from infra.model.showing import FILE
-from infra.pages.charts import ConfidenceSequence
 from infra.pages.experiment_view import confidence_sequences
 from infra.records import Decision, ExperimentRecord
 from infra.registry.client import Aliases, Registry
@@ -98,17 +97,16 @@ def _experiment(store: ObjectStore, state: LoopState, name: str) -> ExperimentRo
         challenger=record.challenger,
         verdict=decision.verdict.verdict if decision else "running",
         reason=decision.verdict.reason if decision else "",
-        sequences=[_sequence(each) for each in confidence_sequences(seen, record.plan)] if record.plan else [],
-    )
-
-
-def _sequence(drawn: ConfidenceSequence) -> MetricSequence:
-    return MetricSequence(
-        title=drawn.title,
-        description=drawn.description,
-        points=[SequencePoint(requests=p.x, estimate=p.value, low=p.low, high=p.high) for p in drawn.points],
-        planned_requests=drawn.end,
-        margins=list(drawn.margins),
+        sequences=[
+            MetricSequence(
+                title=drawn.title,
+                description=drawn.description,
+                points=[SequencePoint(requests=p.x, estimate=p.value, low=p.low, high=p.high) for p in drawn.points],
+                planned_requests=drawn.end,
+                margins=list(drawn.margins),
+            )
+            for drawn in (confidence_sequences(seen, record.plan) if record.plan else ())
+        ],
     )
 
 

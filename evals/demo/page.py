@@ -1,13 +1,18 @@
 """The report as one self-contained HTML page: no script, no network; for light and dark, wide and narrow, and screen readers."""
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_for_filename
+from pygments.lexers.special import TextLexer
+from pygments.token import Comment, Keyword, Literal, Name, Number, Operator, String, _TokenType
+from pygments.util import ClassNotFound
 
 from evals.demo import report as words
 from evals.demo.record import CycleRow, MetricSequence, Rate, Report
-from evals.demo.snippets import completed
 from infra.pages import charts
 from infra.pages.charts import Chart, ConfidenceSequence, Point
 from infra.pages.experiment_view import sequence_chart
@@ -19,6 +24,19 @@ SHORT = 6
 """Digits of a cycle's number below a chart."""
 MOST_CYCLES = 6
 """Newest cycles whose requests are drawn; the table has all."""
+CLASSES: tuple[tuple[_TokenType, str], ...] = (
+    (Comment, "c"),
+    (String, "s"),
+    (Number, "m"),
+    (Literal, "s"),
+    (Keyword, "k"),
+    (Operator.Word, "k"),
+    (Name.Builtin, "b"),
+    (Name.Decorator, "b"),
+    (Name.Function, "f"),
+    (Name.Class, "f"),
+)
+"""The class of each coloured kind of token; report.css has its colours."""
 EXAMPLES_RULE = (
     "Of the gains, and of the losses, those whose accepted suggestion has the most characters that the file goes on with; "
     "each place once; as many losses as gains, where there are enough."
@@ -148,3 +166,31 @@ def _reliability(name: str, found: Reliability | None) -> tuple[str, Chart | Non
     cells = tuple((str(count), f"{chance:.3f}", f"{kept:.3f}") for count, chance, kept in rows)
     title, headings = f"Of {name}: calibration error {found.error:.4f}", ("beginnings", "mean chance", "share kept")
     return name, Chart(title, diagram(rows, found.error), headings, cells)
+
+
+def completed(file: str, before: str, text: str) -> str:
+    """Return code up to the cursor with the text after it marked, both coloured as one piece of the file's language, as HTML."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    place, cursor = 0, len(before)
+    for kind, value in _lexer(file).get_tokens(before + text):
+        for part, piece in enumerate((value[: max(0, cursor - place)], value[max(0, cursor - place) :])):
+            parts[part].append(_coloured(kind, piece))
+        place += len(value)
+    head, tail = ("".join(pieces) for pieces in parts)
+    return f"{head}<ins>{tail}</ins>" if text.strip() else f"{head}<ins>▮</ins>"
+
+
+def _lexer(file: str) -> Lexer:
+    try:
+        lexer = get_lexer_for_filename(file)
+    except ClassNotFound:
+        lexer = TextLexer()
+    lexer.stripnl = lexer.ensurenl = False  # the text stays as it is, so that the cursor keeps its place
+    return lexer
+
+
+def _coloured(kind: _TokenType, text: str) -> str:
+    if not text:
+        return ""
+    name = next((name for of, name in CLASSES if kind in of), "")
+    return f'<span class="{name}">{escape(text)}</span>' if name and text.strip() else escape(text)

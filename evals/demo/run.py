@@ -12,7 +12,7 @@ import time
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -38,6 +38,9 @@ LATER_PARTS = ("engine-1", "evaluation")
 OUT = Path("var/demo")
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
+
+EXAMPLES = 20_000
+"""Suggestions of the closing comparison that are kept, to choose the report's examples from."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +91,18 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         cycles = max(options.cycles, len(before.outcomes) + 1)  # a repeated demo runs at least one more cycle
         deadline = began + 60 * options.minutes
         loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view)
-        typists = run_settings(options, settings, first_visit=VISITS_APART * len(before.outcomes))
+        address = developers.stack_address(settings)
+        people = developers.RunSettings(
+            address, options.users, options.seed, rate=options.rate, concurrency=options.concurrency, examples=EXAMPLES
+        )
+        typists = replace(people, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
             state, _ = await asyncio.gather(loop.run(), _start_later_part(view))
             stop.set()
             live = await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
-            paired = await closing.compare_with_base(
-                run_settings(options, settings), options.visits, settings, code, registry, champion, view
-            )
+            paired = await closing.compare_with_base(people, options.visits, settings, code, registry, champion, view)
         finally:
             stop.set()
             typing.cancel()
@@ -132,19 +137,6 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             "MLflow": configuration.masked(settings.registry.uri, ""),
             "serving": f"http://{settings.serving.host}:{settings.serving.port}",
         },
-    )
-
-
-def run_settings(options: Options, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
-    """Return the settings of a run of the demo's developers."""
-    return developers.RunSettings(
-        address=developers.stack_address(settings),
-        users=options.users,
-        seed=options.seed,
-        rate=options.rate,
-        concurrency=options.concurrency,
-        first_visit=first_visit,
-        examples=20_000,
     )
 
 
