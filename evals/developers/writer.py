@@ -185,25 +185,44 @@ class Writer:
         size = self._draft.holes[hole].size
         for turn in range(self._quirks.most_stops):
             front = self._draft.front(hole)
-            if not self._draft.final(hole, front, stop).strip():
+            truth = self._draft.final(hole, front, stop)
+            if not truth.strip():
                 return
-            pause = self._pause(hole, front, size, self._draft.final(hole, front, stop), (number, "writes", turn))
-            request, reaction = yield from self._ask(pause, hole, size)
+            request, reaction = yield from self._ask(hole, front, size, truth, (number, "writes", turn))
             yield from self._write(hole, front + len(reaction.typed))
             if reaction.outcome == "accepted":
                 yield from self._accept(request, reaction, rewrite_after)
                 return
-            if not (pause.draws.goes_on or reaction.outcome == "cancelled"):
+            if not (request.pause.draws.goes_on or reaction.outcome == "cancelled"):
                 return
             if reaction.outcome != "cancelled":
                 front = self._draft.front(hole)
                 yield from self._write(hole, front + len(draws.next_word(self._draft.final(hole, front, stop))))
 
-    def _ask(self, pause: Pause, hole: int, stop: int) -> StepsTo[tuple[Request, Reaction]]:
-        """Pause at the cursor; after an accept, the time until the Tab has passed."""
+    def _ask(self, hole: int, offset: int, stop: int, truth: str, key: tuple[int, Way, int]) -> StepsTo[tuple[Request, Reaction]]:
+        """Pause at an offset of a hole, about to write `truth`; after an accept, the time until the Tab has passed.
+
+        The text up to offset `stop` is missing, and the suffix begins there.
+        `key`: number of the line, the developer's action, and the number of the pause or, if they write again, the offset.
+        """
         yield from self._pass(DEBOUNCE_SECONDS)
-        start = pause.position.offset - self._draft.holes[hole].start
-        request = self.settling.follow(Request(pause, hole, start, stop, self.clock))
+        draft, developer, (_, way, turn) = self._draft, self._session.developer, key
+        before, after = draft.before(hole, offset), draft.after(hole, stop)
+        position = Position(self._session.source.name, draft.holes[hole].start + offset, before, after, truth)
+        prefix, suffix = editor.prompt_context(before, after)
+        pause = Pause(
+            developer=developer,
+            position=position,
+            prefix=prefix,
+            suffix=suffix,
+            rest=truth if way == "false start" else draft.final(hole, offset, stop),
+            draws=draws_at(random_stream(*self._key, hole, *key), developer.taste, self._quirks),
+            visit=self._session.number,
+            way=way,
+            stop=turn if way == "writes" else 0,
+            asked=self.clock,
+        )
+        request = self.settling.follow(Request(pause, hole, offset, stop, self.clock))
         reaction = yield pause
         assert reaction is not None
         if reaction.outcome == "accepted":
@@ -248,8 +267,8 @@ class Writer:
         self.settling.edit(hole, front, self.clock, self.clock + cut / CHARACTERS_PER_SECOND)
         draft.put(hole, patch)
         yield from self._pass(cut / CHARACTERS_PER_SECOND)
-        pause = self._pause(hole, front, draft.holes[hole].size, other[cut:], (number, "false start", 0))
-        request, reaction = yield from self._ask(pause, hole, draft.holes[hole].size)
+        size = draft.holes[hole].size
+        request, reaction = yield from self._ask(hole, front, size, other[cut:], (number, "false start", 0))
         standing = Patch(front, front, other[:cut] + reaction.typed + reaction.inserted)
         draft.drop(hole, patch)
         draft.put(hole, standing)
@@ -290,11 +309,11 @@ class Writer:
         self.settling.deleted_between(hole, wrong.start, end, self.clock)
         piece = Patch(wrong.start, end, "", open=True)
         draft.put(hole, piece)
-        pause = self._pause(hole, wrong.start, end, draft.final(hole, wrong.start, end), (number, "again", wrong.start))
-        request, reaction = yield from self._ask(pause, hole, end)
+        truth = draft.final(hole, wrong.start, end)
+        request, reaction = yield from self._ask(hole, wrong.start, end, truth, (number, "again", wrong.start))
         written = reaction.typed + reaction.inserted
         request.accepted = written if reaction.outcome == "accepted" else ""
-        missing = len(pause.rest) - matching_prefix(written, pause.rest)
+        missing = len(truth) - matching_prefix(written, truth)
         seconds = missing / CHARACTERS_PER_SECOND
         self.settling.edit(hole, wrong.start, self.clock, self.clock + seconds)
         draft.drop(hole, piece)
@@ -313,26 +332,3 @@ class Writer:
     def _pass(self, seconds: float) -> Steps:
         self.clock += seconds
         yield Wait(seconds)
-
-    def _pause(self, hole: int, offset: int, stop: int, truth: str, key: tuple[int, Way, int]) -> Pause:
-        """Return a pause at an offset of a hole; the text up to offset `stop` is missing, and the suffix begins there.
-
-        `key`: number of the line, the developer's action, and the number of the pause or, if they write again, the offset.
-        """
-        draft, span = self._draft, self._draft.holes[hole]
-        before, after = draft.before(hole, offset), draft.after(hole, stop)
-        position = Position(self._session.source.name, span.start + offset, before, after, truth)
-        developer, (_, way, turn) = self._session.developer, key
-        prefix, suffix = editor.prompt_context(before, after)
-        return Pause(
-            developer=developer,
-            position=position,
-            prefix=prefix,
-            suffix=suffix,
-            rest=truth if way == "false start" else draft.final(hole, offset, stop),
-            draws=draws_at(random_stream(*self._key, hole, *key), developer.taste, self._quirks),
-            visit=self._session.number,
-            way=way,
-            stop=turn if way == "writes" else 0,
-            asked=self.clock + DEBOUNCE_SECONDS,
-        )
