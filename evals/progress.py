@@ -12,12 +12,13 @@ with Progress(console, work=3.0) as progress:
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Self
 
-from rich import progress as rich_progress
-from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
-from rich.table import Column
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 from rich.text import Text
 
 PLAIN_SECONDS = 20.0
@@ -33,21 +34,23 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+@dataclass
 class Part:
     """One part of a command."""
 
-    def __init__(self, task: Task, work: float, update: Callable[..., None]) -> None:
-        self.task, self.work, self._update = task, work, update
-
-    @property
-    def done(self) -> float:
-        """Amount that is done."""
-        return self.task.completed
+    name: str
+    total: float
+    """Amount to do, in any unit; 0: unknown."""
+    work: float
+    """Its part of the command's work."""
+    began: float
+    changed: Callable[[], None]
+    done: float = 0.0
 
     @property
     def share(self) -> float:
         """Share that is done, 0 to 1; 0 where the total is unknown."""
-        return min(self.done / self.task.total, 1.0) if self.task.total else 0.0
+        return min(self.done / self.total, 1.0) if self.total else 0.0
 
     def advance(self, by: float = 1.0) -> None:
         """Count more as done."""
@@ -55,45 +58,48 @@ class Part:
 
     def at(self, done: float) -> None:
         """Set the amount that is done."""
-        self._update(self.task.id, completed=done)
+        self.done = done
+        self.changed()
 
     def expect(self, total: float) -> None:
         """Set the total."""
-        self._update(self.task.id, total=total)
+        self.total = total
+        self.changed()
 
     def rename(self, name: str) -> None:
         """Set the name."""
-        self._update(self.task.id, description=name)
+        self.name = name
+        self.changed()
 
 
-class Progress(rich_progress.Progress):
-    """The progress of a command on a console."""
+class Progress:
+    """The progress of a command on a console.
+
+    Args:
+        work: of all parts, in the unit of their own `work`; 0: unknown, so that only the time left of a part is shown.
+        clock: seconds.
+        every: seconds between two plain lines.
+    """
 
     def __init__(
         self, console: Console, *, work: float = 0.0, clock: Callable[[], float] = time.monotonic, every: float = PLAIN_SECONDS
     ) -> None:
-        """Begin to count.
-
-        Args:
-            work: of all parts, in the unit of their own `work`; 0: unknown, so that only the time left of a part is shown.
-            clock: seconds.
-            every: seconds between two plain lines.
-        """
-        self._work, self._clock, self._every, self._began, self._printed, self._finished = (
-            work,
-            clock,
-            every,
-            clock(),
-            clock(),
-            0.0,
-        )
+        self.console = console
+        self._work, self._clock, self._every, self._finished = work, clock, every, 0.0
+        self._began = self._printed = clock()
         self._part: Part | None = None
-        name = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
-        amount = _Amount(lambda: self._amount().lstrip(":;, "))
-        columns, live = (name, BarColumn(BAR_WIDTH), amount), console.is_terminal
-        super().__init__(
-            *columns, console=console, transient=True, refresh_per_second=4, get_time=clock, expand=True, disable=not live
-        )
+        self._live = Live(self, console=console, transient=True)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def __rich__(self) -> RenderableType:
+        return self.table()
 
     @property
     def seconds(self) -> float:
@@ -113,54 +119,42 @@ class Progress(rich_progress.Progress):
             work: its part of the command's work; parts within it are parts of that.
         """
         before, finished = self._part, self._finished
-        if before:
-            self.update(before.task.id, visible=False)
-        number = self.add_task(name, total=total or None)
-        self._part = part = Part(self.tasks[-1], work, self._change)
+        self._part = part = Part(name, total, work, self._clock(), self._changed)
         if before is None:
             self._print_line()
         try:
             yield part
         finally:
-            self.remove_task(number)
-            if before:
-                self.update(before.task.id, visible=True)
             self._part, self._finished = before, max(self._finished, finished + work)
 
     def line(self) -> str:
         """Return the current part in a line: its name, amount and time left."""
-        return f"{self._part.task.description}{self._amount()}" if self._part else ""
+        return f"{self._part.name}{self._amount(self._part)}" if self._part else ""
 
-    def _change(self, number: TaskID, **changes: Any) -> None:
-        self.update(number, **changes)
+    def table(self) -> Table:
+        """Return a table with the current part: its name, a bar, and its amount and time left."""
+        name, amount = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True, overflow="ellipsis")
+        table = Table.grid(name, Column(), amount, padding=(0, 1), expand=True)
+        if part := self._part:
+            bar = ProgressBar(part.total or None, part.done, BAR_WIDTH, animation_time=self._clock())
+            table.add_row(Text(part.name), bar, Text(self._amount(part).lstrip(":;, ")))
+        return table
+
+    def _changed(self) -> None:
         if self._clock() - self._printed >= self._every:
             self._print_line()
 
     def _print_line(self) -> None:
-        if self.disable:
+        if not self.console.is_terminal:
             self._printed = self._clock()
             Progress.say(self, f"[{self.seconds:5.0f} s] {self.line()}")
 
-    def _amount(self) -> str:
-        """Return the amount that is done of the current part, and the time left: of the command where its work is known."""
-        part = self._part
-        if part is None:
-            return ""
-        total, share, text = part.task.total, part.share, ""
-        if total:
-            text = f": {share:.0%}" if total <= 1 else f": {part.done:,.0f} of {total:,.0f}"
+    def _amount(self, part: Part) -> str:
+        """Return the amount that is done of a part, and the time left: of the command where its work is known."""
+        share, text = part.share, ""
+        if part.total:
+            text = f": {share:.0%}" if part.total <= 1 else f": {part.done:,.0f} of {part.total:,.0f}"
         if self._work:
             done = (self._finished + part.work * share) / self._work
             return text + (f"; all: {done:.0%}, {duration(self.seconds * (1 / done - 1))} left" if done else "; all: 0%")
-        return text + (f", {duration((part.task.elapsed or 0.0) * (1 / share - 1))} left" if share else "")
-
-
-class _Amount(ProgressColumn):
-    """The amount that is done, as a column."""
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
-        self._text = text
-
-    def render(self, task: Task) -> Text:
-        return Text(self._text())
+        return text + (f", {duration((self._clock() - part.began) * (1 / share - 1))} left" if share else "")

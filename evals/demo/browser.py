@@ -51,24 +51,19 @@ class Tab:
 
     def until(self, script: str, seconds: float = START_SECONDS) -> Any:
         """Return the value of JavaScript once it is true. Raises TimeoutError with the page's address and text."""
-        deadline = time.monotonic() + seconds
-        while not (value := self.evaluate(script)):
-            if time.monotonic() > deadline:
-                shown = self.evaluate("location.href + ' ' + document.body.innerText.slice(0, 500)")
-                raise TimeoutError(f"{script}: never true at {shown}")
-            time.sleep(0.1)
-        return value
+        shown = "location.href + ' ' + document.body.innerText.slice(0, 500)"
+        return wait(lambda: self.evaluate(script), lambda: f"{script}: never true at {self.evaluate(shown)}", seconds)
 
 
 class Browser:
     """A running browser."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
 
     def open(self, url: str) -> str:
         """Open a page in a new tab and return the tab's debugging address."""
-        request = Request(f"http://127.0.0.1:{self._port}/json/new?{quote(url)}", method="PUT")
+        request = Request(f"http://127.0.0.1:{self.port}/json/new?{quote(url)}", method="PUT")
         with urlopen(request, timeout=START_SECONDS) as answer:
             return json.load(answer)["webSocketDebuggerUrl"]
 
@@ -78,16 +73,6 @@ class Browser:
         with connect(address, max_size=None, create_connection=ClientConnection) as socket:
             assert isinstance(socket, ClientConnection)
             yield Tab(socket)
-
-    def evaluate(self, tab: str, script: str) -> Any:
-        """Return what Tab.evaluate does, over a connection of its own."""
-        with self.tab(tab) as connected:
-            return connected.evaluate(script)
-
-    def until(self, tab: str, script: str, seconds: float = START_SECONDS) -> Any:
-        """Return what Tab.until does, over a connection of its own."""
-        with self.tab(tab) as connected:
-            return connected.until(script, seconds)
 
 
 @contextmanager
@@ -105,10 +90,11 @@ def running(program: str, folder: Path, flags: Sequence[str] = ()) -> Iterator[B
         process.wait()
 
 
-def wait(condition: Callable[[], bool], otherwise: Callable[[], str], seconds: float = START_SECONDS) -> None:
-    """Wait until a condition holds. Raises TimeoutError with a text if it does not in time."""
+def wait(condition: Callable[[], Any], otherwise: Callable[[], str], seconds: float = START_SECONDS) -> Any:
+    """Return the value of a condition once it is true. Raises TimeoutError with a text if it is not in time."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(otherwise())
         time.sleep(0.05)
+    return value

@@ -16,7 +16,7 @@ from tasks.statistics.ratios import rate
 EXAMPLES = 4
 """Gains that are shown, and losses."""
 LEAST_USERS = 2
-"""Users of each kind of request that an interval needs."""
+"""Users that an interval needs, of each kind of request."""
 
 
 def compare(base: tuple[Counts, Counts], champion: tuple[Counts, Counts]) -> Comparison:
@@ -68,23 +68,22 @@ def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> G
     """
     pins = dict(zip(names, sums(paired), strict=True))
 
-    def baselines(metric: str) -> dict[str, object]:
+    def baselines(metric: str) -> Baselines:
         ratios = {name: pin.per(metric) for name, pin in pins.items()}
-        base, champion = ratios["base_best"], ratios["champion"]
+        base, champion, everything = ratios["base_best"], ratios["champion"], ratios.get("champion_all")
         compared = compare(base, champion)
-        row: dict[str, object] = {
-            "base_best": RateAt(**compared.base.model_dump(), temperature=temperature),
-            "base_served": rate(*ratios.get("base_served", base)),
-            "champion": compared.champion,
-            "difference": compared.difference,
-        }
-        if (everything := ratios.get("champion_all")) is None:
-            return row
-        learnt, decided = compare(base, everything), compare(everything, champion)
-        return row | {"champion_all": learnt.champion, "learning": learnt.difference, "showing": decided.difference}
+        learnt, decided = (compare(base, everything), compare(everything, champion)) if everything else (None, None)
+        return Baselines(
+            base_best=RateAt(**compared.base.model_dump(), temperature=temperature),
+            base_served=rate(*ratios.get("base_served", base)),
+            champion=compared.champion,
+            difference=compared.difference,
+            champion_all=learnt and learnt.champion,
+            learning=learnt and learnt.difference,
+            showing=decided and decided.difference,
+        )
 
-    kept = Baselines.model_validate(baselines("kept_characters"))
-    return GroundRow.model_validate(baselines("accepted") | {"kept_characters": kept})
+    return GroundRow(**dict(baselines("accepted")), kept_characters=baselines("kept_characters"))
 
 
 def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Exploration:
@@ -115,20 +114,15 @@ def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Explorat
 
 def live_rows(tally: Tally) -> list[VersionRow]:
     """Return live traffic by policy version, oldest first; skips versions with too few users for an interval."""
-    rows = []
-    for version in sorted((v for v in tally.by_version() if v.isdigit()), key=int):
+    rows: list[VersionRow] = []
+    totals = tally.by_version()
+    for version in sorted(filter(str.isdigit, totals), key=int):
         cells = [counts for (_, v), counts in tally.cells.items() if v == version and counts.answered]
-        if len(cells) < 2:
+        if len(cells) < LEAST_USERS:
             continue
-        total = tally.by_version()[version]
-        rows.append(
-            VersionRow(
-                version=version,
-                acceptance=rate([c.accepted for c in cells], [c.answered for c in cells]),
-                characters=total.accepted_characters / total.answered,
-                shown=total.judged / total.answered,
-            )
-        )
+        total, acceptance = totals[version], rate([c.accepted for c in cells], [c.answered for c in cells])
+        characters, shown = total.accepted_characters / total.answered, total.judged / total.answered
+        rows.append(VersionRow(version=version, acceptance=acceptance, characters=characters, shown=shown))
     return rows
 
 

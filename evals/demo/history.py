@@ -9,13 +9,11 @@ import pyarrow.parquet as pq
 
 from evals.demo.record import CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
 from infra.model.showing import FILE
-from infra.pages.charts import ConfidenceSequence
 from infra.pages.experiment_view import confidence_sequences
 from infra.records import Decision, ExperimentRecord
 from infra.registry.client import Aliases, Registry
 from infra.storage import cycles, looks
 from infra.storage.store import ObjectStore
-from tasks.showing.reliability import Reliability
 
 MOST_LOOKS = 60
 """Looks of a test in the report, about: enough for a chart."""
@@ -26,10 +24,8 @@ class LoopState:
     """The state of the loop at one moment."""
 
     aliases: Aliases
-    outcomes: dict[str, dict[str, Any]]
-    """Outcome of each ended cycle, oldest first (infra/storage/cycles.py)."""
-    decisions: dict[str, Decision]
-    """Decisions of the gate, by experiment."""
+    outcomes: dict[str, dict[str, Any]]  # outcome of each ended cycle, oldest first (infra/storage/cycles.py)
+    decisions: dict[str, Decision]  # decisions of the gate, by experiment
 
     @property
     def promotions(self) -> int:
@@ -61,7 +57,9 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     training = _json(store, cycles.key(cycle, "training.json"))
     evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
     decision = state.decisions.get(outcome["experiment"])
-    verdict = decision.verdict if decision else None
+    decided: dict[str, Any] = {"verdict": "refused" if outcome["result"] == "refused" else "running", "reason": outcome["reason"]}
+    if decision:
+        decided |= decision.verdict.model_dump(include={"verdict", "reason", "estimate", "low", "high"})
     rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward", "outcome"]).to_pylist()
     rewards = [row["reward"] for row in rows if row["outcome"] not in ("standing", "judged")]
     last_step = training["steps"][-1] if training.get("steps") else {}
@@ -79,13 +77,9 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         kl=last_step.get("kl"),
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
-        verdict="refused" if outcome["result"] == "refused" else verdict.verdict if verdict else "running",
-        reason=verdict.reason if verdict else outcome["reason"],
-        estimate=verdict.estimate if verdict else None,
-        low=verdict.low if verdict else None,
-        high=verdict.high if verdict else None,
-        calibration=_calibration(_json(store, cycles.key(cycle, FILE))),
+        calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
         steps=[Step(reward=step["reward"], kl=step["kl"]) for step in training.get("steps", [])],
+        **decided,
     )
 
 
@@ -103,17 +97,16 @@ def _experiment(store: ObjectStore, state: LoopState, name: str) -> ExperimentRo
         challenger=record.challenger,
         verdict=decision.verdict.verdict if decision else "running",
         reason=decision.verdict.reason if decision else "",
-        sequences=[_sequence(each) for each in confidence_sequences(seen, record.plan)] if record.plan else [],
-    )
-
-
-def _sequence(drawn: ConfidenceSequence) -> MetricSequence:
-    return MetricSequence(
-        title=drawn.title,
-        description=drawn.description,
-        points=[SequencePoint(requests=p.x, estimate=p.value, low=p.low, high=p.high) for p in drawn.points],
-        planned_requests=drawn.end,
-        margins=list(drawn.margins),
+        sequences=[
+            MetricSequence(
+                title=drawn.title,
+                description=drawn.description,
+                points=[SequencePoint(requests=p.x, estimate=p.value, low=p.low, high=p.high) for p in drawn.points],
+                planned_requests=drawn.end,
+                margins=list(drawn.margins),
+            )
+            for drawn in (confidence_sequences(seen, record.plan) if record.plan else ())
+        ],
     )
 
 
@@ -132,11 +125,6 @@ def request_rows(store: ObjectStore, state: LoopState) -> list[dict[str, Any]]:
         if "exploring" in table.column_names:
             rows |= {row["id"]: row for row in table.select(["id", "user", "bucket", "exploring", "accepted"]).to_pylist()}
     return list(rows.values())
-
-
-def _calibration(fitted: dict[str, Any]) -> Reliability | None:
-    """Return the reliability of a cycle's estimate; None if it has none."""
-    return Reliability.model_validate(fitted["reliability"]) if "reliability" in fitted else None
 
 
 def _json(store: ObjectStore, key: str) -> dict[str, Any]:

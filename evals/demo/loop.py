@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
-from evals.demo.view import Arm, View
+from evals.demo.view import View
 from evals.developers import Counts, Tally
 from infra.records import ExperimentRecord
 from infra.registry.client import Registry, RegistryError
+from infra.settings.schema import Experiment
 from infra.storage.store import ObjectStore
 
 CYCLE, WATCH = "cycle", "experiment"
@@ -30,28 +31,11 @@ QUIET_RATE = 1.0
 """Requests a second while a flow computes. Two cores can serve a busy team or train; both at once run at a third of the speed."""
 
 
-@dataclass(frozen=True)
-class LoopLimits:
-    """The end of the demo and the size of its cycles and tests."""
-
-    cycles: int
-    """Cycles to run, including those of earlier demos."""
-    labels: int
-    """Requests since the last cycle began that a cycle waits for, with an outcome known from events or later requests; those of
-    an A/B test count."""
-    verdict_requests: int
-    """Answered requests per arm after which the gate looks at an experiment."""
-    verdict_seconds: float
-    """Age of an experiment at which the gate ends it in any case (experiment.max_seconds)."""
-    deadline: float
-    """Value of time.monotonic() after which no cycle begins; a running cycle is followed to its verdict."""
-
-
 class Traffic:
     """The current sums of the developers, and the limit of their rate."""
 
     def __init__(self, rate: float) -> None:
-        self.tally = Tally({}, (), 0.0)
+        self.tally = Tally()
         self._rate, self.quiet = rate, False
 
     def rate(self) -> float:
@@ -67,14 +51,24 @@ class Traffic:
         return self.tally.by_version().get(version, Counts())
 
 
+@dataclass(frozen=True)
 class Loop:
     """Runs cycles and experiments until the limits are reached."""
 
-    def __init__(
-        self, limits: LoopLimits, store: ObjectStore, registry: Registry, prefect: Orchestration, traffic: Traffic, view: View
-    ) -> None:
-        self._limits, self._store, self._registry, self._prefect = limits, store, registry, prefect
-        self._traffic, self._view = traffic, view
+    cycles: int
+    """Cycles to run, including those of earlier demos."""
+    labels: int
+    """Requests since the last cycle began that a cycle waits for, with an outcome known from events or later requests; those of
+    an A/B test count."""
+    test: Experiment
+    """After `planned_requests` an arm the gate looks at a test, and at the age `max_seconds` it ends the test in any case."""
+    deadline: float
+    """Value of time.monotonic() after which no cycle begins; a running cycle is followed to its verdict."""
+    store: ObjectStore
+    registry: Registry
+    prefect: Orchestration
+    traffic: Traffic
+    view: View
 
     async def run(self) -> history.LoopState:
         """Run cycles and experiments. Return the final state.
@@ -87,13 +81,13 @@ class Loop:
         while True:
             if state.aliases.experiment:
                 state = await self._experiment(state)
-            complete = len(state.outcomes) >= self._limits.cycles and state.promotions > 0
+            complete = len(state.outcomes) >= self.cycles and state.promotions > 0
             if complete or self._late:
                 return state
-            await self._until_answered(answered_before + self._limits.labels)
+            await self._until_answered(answered_before + self.labels)
             if self._late:
                 continue
-            ended, answered = len(state.outcomes), self._traffic.tally.total.telling
+            ended, answered = len(state.outcomes), self.traffic.tally.total.telling
             state = await self._cycle(state)
             if len(state.outcomes) == ended:
                 await asyncio.sleep(RETRY_SECONDS)  # another run is in progress, or the window has too few samples
@@ -102,20 +96,20 @@ class Loop:
 
     @property
     def _late(self) -> bool:
-        return time.monotonic() > self._limits.deadline
+        return time.monotonic() > self.deadline
 
     async def _state(self) -> history.LoopState:
         for _ in range(30):
             try:
-                return await asyncio.to_thread(history.read_state, self._store, self._registry)
+                return await asyncio.to_thread(history.read_state, self.store, self.registry)
             except (RegistryError, OSError) as error:
-                self._view.say(f"waiting for the registry: {error}")
+                self.view.say(f"waiting for the registry: {error}")
                 await asyncio.sleep(POLL_SECONDS)
         raise RuntimeError("the registry did not answer for a minute; run `tabloop status` to see which part is down and its log")
 
     async def _until_answered(self, requests: int) -> None:
-        with self._view.part("developers type", requests) as part:
-            while not self._late and (total := self._traffic.tally.total).telling < requests:
+        with self.view.part("developers type", requests) as part:
+            while not self._late and (total := self.traffic.tally.total).telling < requests:
                 self._show_arms()
                 part.at(total.telling)
                 await asyncio.sleep(POLL_SECONDS)
@@ -125,34 +119,34 @@ class Loop:
         state = await self._state()
         for cycle in state.outcomes.keys() - before.outcomes.keys():
             outcome = state.outcomes[cycle]
-            self._view.verdict(f"{cycle}: {outcome['result']}: {outcome['reason']}")
+            self.view.verdict(f"{cycle}: {outcome['result']}: {outcome['reason']}")
         if state.outcomes.keys() == before.outcomes.keys():
-            self._view.say(f"cycle: {run.state}: {run.message}")
+            self.view.say(f"cycle: {run.state}: {run.message}")
         return state
 
     async def _experiment(self, state: history.LoopState) -> history.LoopState:
         """Run the gate's deployment whenever the arms have enough requests, until it ends the experiment."""
         experiment = state.aliases.experiment
         assert experiment is not None
-        before = self._traffic.of_version(experiment.champion).answered
-        needed = SETTLING * self._limits.verdict_requests
+        before = self.traffic.of_version(experiment.champion).answered
+        needed = SETTLING * self.test.planned_requests
         name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
-        with self._view.part(name, needed) as part:
+        with self.view.part(name, needed) as part:
             while state.aliases.experiment:
                 if await self._before_test(state.aliases.experiment):
-                    state, before = await self._state(), self._traffic.of_version(experiment.champion).answered
+                    state, before = await self._state(), self.traffic.of_version(experiment.champion).answered
                     continue
-                champion = self._traffic.of_version(experiment.champion).answered - before
-                count = min(self._traffic.of_version(experiment.challenger).answered, champion)
+                champion = self.traffic.of_version(experiment.champion).answered - before
+                count = min(self.traffic.of_version(experiment.challenger).answered, champion)
                 self._show_arms(experiment)
                 part.at(count)
-                if count < needed and time.time() < experiment.started + self._limits.verdict_seconds:
+                if count < needed and time.time() < experiment.started + self.test.max_seconds:
                     await asyncio.sleep(POLL_SECONDS)
                     continue
-                needed = count + (SETTLING - 1) * self._limits.verdict_requests
+                needed = count + (SETTLING - 1) * self.test.planned_requests
                 part.expect(needed)
                 run = await self._run_deployment(WATCH)
-                self._view.verdict(f"A/B test, v{experiment.challenger}: {run.state}: {run.message[:220]}")
+                self.view.verdict(f"A/B test, v{experiment.challenger}: {run.state}: {run.message[:220]}")
                 state = await self._state()
                 if state.aliases.experiment:
                     await asyncio.sleep(POLL_SECONDS)
@@ -164,34 +158,33 @@ class Loop:
             return False
         await asyncio.sleep(2 * POLL_SECONDS)
         run = await self._run_deployment(WATCH)
-        self._view.say(f"A/B test, {experiment.stage.name}: {run.state}: {run.message[:220]}")
+        self.view.say(f"A/B test, {experiment.stage.name}: {run.state}: {run.message[:220]}")
         return True
 
     async def _run_deployment(self, name: str) -> FlowRun:
         """Run a deployment to its end, with its progress, while developers type slowly."""
-        self._traffic.quiet = True
+        self.traffic.quiet = True
         try:
-            identifier = await self._prefect.start(name)
-            run = await self._prefect.flow_run(identifier)
-            with self._view.part(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as part:
+            identifier = await self.prefect.start(name)
+            run = await self.prefect.flow_run(identifier)
+            with self.view.part(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as part:
                 step, began = "", time.monotonic()
                 while not run.ended:
                     await asyncio.sleep(1.0)
-                    run, task = await self._prefect.flow_run(identifier), await self._prefect.current_task(identifier)
+                    run, task = await self.prefect.flow_run(identifier), await self.prefect.current_task(identifier)
                     part.rename(f"{name}{task}")
                     if (now := task.strip(" ()")) != step:
                         step, began = now, time.monotonic()
                     part.at(max(part.done, done_in(step, time.monotonic() - began)))
         finally:
-            self._traffic.quiet = False
+            self.traffic.quiet = False
         return run
 
     def _show_arms(self, experiment: ExperimentRecord | None = None) -> None:
         """Show the acceptance of both arms of a test, else of each version that meets developers."""
         versions = {"champion": experiment.champion, "challenger": experiment.challenger} if experiment else {}
-        chosen = versions.items() or [("version", v) for v in sorted(self._traffic.tally.by_version(), key=len)[-2:] if v]
-        counted = [(name, version, self._traffic.of_version(version)) for name, version in chosen]
-        self._view.arms([Arm(name, version, counts.accepted, counts.answered) for name, version, counts in counted])
+        chosen = versions.items() or [("version", v) for v in sorted(self.traffic.tally.by_version(), key=len)[-2:] if v]
+        self.view.arms({f"{name} v{version}": self.traffic.of_version(version) for name, version in chosen})
 
 
 def done_in(step: str, seconds: float) -> float:

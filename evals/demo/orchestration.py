@@ -4,7 +4,6 @@ import asyncio
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -22,11 +21,9 @@ class FlowRun:
 
     id: str
     deployment: str
-    state: str
-    """Name of the state, Prefect's or the flow's own: Running, Completed, TooFewSamples, Promoted, Failed, ..."""
+    state: str  # name of the state, Prefect's or the flow's own: Running, Completed, TooFewSamples, Promoted, Failed and others
     message: str
-    ended: bool
-    """Whether the run is over."""
+    ended: bool  # whether the run is over
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,8 @@ class TaskRun:
     """One task of a run."""
 
     name: str
-    seconds: float
-    """How long it ran."""
-    ended: float | None
-    """When it ended, in Unix seconds; none: it has not."""
+    seconds: float  # how long it ran
+    ended: float | None  # when it ended, in Unix seconds; none: it has not
 
 
 class Orchestration:
@@ -53,7 +48,7 @@ class Orchestration:
             self._names[deployment["id"]] = deployment["name"]
         return self
 
-    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def start(self, deployment: str, parameters: dict[str, Any] | None = None) -> str:
@@ -90,10 +85,12 @@ class Orchestration:
 
     async def tasks(self, identifier: str) -> list[TaskRun]:
         """Return the tasks of a run, in order."""
-        tasks = await self._post(
-            "task_runs/filter", {"flow_runs": {"id": {"any_": [identifier]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        )
-        return [_task_run(task) for task in tasks]
+        wanted = {"flow_runs": {"id": {"any_": [identifier]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        found = []
+        for task in await self._post("task_runs/filter", wanted):
+            ended = datetime.fromisoformat(task["end_time"]).timestamp() if task.get("end_time") else None
+            found.append(TaskRun(task["name"].rsplit("-", 1)[0], float(task["total_run_time"]), ended))
+        return found
 
     def _parse_run(self, run: dict[str, Any]) -> FlowRun:
         state = run.get("state") or {}
@@ -124,9 +121,3 @@ class Orchestration:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
         raise AssertionError("unreachable")
-
-
-def _task_run(task: dict[str, Any]) -> TaskRun:
-    ended = task.get("end_time")
-    when = datetime.fromisoformat(ended).timestamp() if ended else None
-    return TaskRun(task["name"].rsplit("-", 1)[0], float(task["total_run_time"]), when)

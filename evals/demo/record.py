@@ -122,9 +122,9 @@ class CycleRow(Record):
     verdict: Literal["promote", "reject", "breach", "broken", "undecided", "refused", "running"]
     """Of the A/B test; refused: the candidate met no user."""
     reason: str
-    estimate: float | None
-    low: float | None
-    high: float | None
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
     calibration: Reliability | None = None
     """Of the estimate that the cycle fitted; none without one."""
     steps: list[Step] = Field(default_factory=list)

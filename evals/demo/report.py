@@ -1,4 +1,4 @@
-"""The finished report: report.json, report.html (page.py), and the last screen with the result, a table and the links."""
+"""The words and rows of the report that the terminal and the page show, and the last screen: result, table and links."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,11 +7,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from evals.demo import words
-from evals.demo.page import page
-from evals.demo.record import Baselines, Report
+from evals.demo.record import Baselines, CycleRow, Difference, Rate, Report
+from infra.records import RATIOS, Measures
 
-GROUNDS = {"later": "later code", "new": "new files", "seen": "seen files"}
+GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
+SHORT_NAMES = {"later": "later code", "new": "new files", "seen": "seen files"}
 
 
 def files(directory: Path) -> dict[str, Path]:
@@ -19,23 +19,14 @@ def files(directory: Path) -> dict[str, Path]:
     return {"report": directory / "report.html", "figures": directory / "report.json"}
 
 
-def write(report: Report, directory: Path) -> None:
-    """Write report.json and report.html."""
-    directory.mkdir(parents=True, exist_ok=True)
-    found = files(directory)
-    found["figures"].write_text(report.model_dump_json(indent=2))
-    found["report"].write_text(page(report))
-
-
 class LastScreen:
     """A finished demo, for a terminal of 80 columns."""
 
     def __init__(self, report: Report, files: Mapping[str, Path]) -> None:
-        """Take the report, and the paths of its files by name."""
         self._report, self._files = report, files
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(words.sentence(self._report), style="bold green" if self._report.improved else "bold red")
+        yield Text(sentence(self._report), style="bold green" if self._report.improved else "bold red")
         yield table(self._report)
         for name, address in {**self._files, **self._report.addresses}.items():
             yield Text(f"{name + ':':<9} {address}", overflow="fold")
@@ -47,13 +38,103 @@ def table(report: Report) -> Table:
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("", f"base v{report.base_version}", f"champion v{report.champion_version}", "difference, 95 %"):
         found.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for ground, values in report.grounds.items():
-        found.add_row(f"accepted, {GROUNDS[ground]}, %", *_cells(values, 100))
-    for ground, values in report.grounds.items():
-        found.add_row(f"kept characters, {GROUNDS[ground]}", *_cells(values.kept_characters, 1))
+    rows: list[tuple[str, Baselines, float]] = [
+        (f"accepted, {SHORT_NAMES[ground]}, %", values, 100.0) for ground, values in report.grounds.items()
+    ]
+    rows += [(f"kept characters, {SHORT_NAMES[ground]}", row.kept_characters, 1.0) for ground, row in report.grounds.items()]
+    for name, values, scale in rows:
+        base, champion = (f"{rate.rate * scale:.2f}" for rate in (values.base_best, values.champion))
+        found.add_row(name, base, champion, interval(values.difference, scale))
     return found
 
 
-def _cells(values: Baselines, scale: float) -> tuple[str, str, str]:
-    base, champion = (f"{rate.rate * scale:.2f}" for rate in (values.base_best, values.champion))
-    return base, champion, words.interval(values.difference, scale)
+def sentence(report: Report) -> str:
+    """Return the result as a sentence."""
+    later, cycles = report.grounds["later"], "one cycle" if report.cycles == 1 else f"{report.cycles} cycles"
+    done = f"{cycles} in {report.seconds / 60:.0f} minutes"
+    if report.champion_version == report.base_version:
+        return f"No version beat the base in {done}: the champion is still version {report.base_version}."
+    better = "beats" if report.improved else "does not surely beat"
+    before, after = (f"{100 * rate.rate:.1f} %" for rate in (later.base_best, later.champion))
+    return (
+        f"After {done}, version {report.champion_version} {better} the base at its best on {GROUND_NAMES['later']}: "
+        f"{after} of requests accepted against {before}, {interval(later.difference, 100)} points (95 %)."
+    )
+
+
+def exploration(report: Report) -> str:
+    """Return what exploring costs and brings in a sentence."""
+    found = report.exploration
+    if not (found.exploring and found.others and found.difference and found.cost is not None):
+        return f"{found.share:.0%} of requests explore; too few were labelled to compare them with the others."
+    return (
+        f"{found.share:.0%} of requests explore. Of these {rate(found.exploring, 100)} % are accepted, of the others "
+        f"{rate(found.others, 100)} %: {interval(found.difference, 100)} points, which cost {100 * found.cost:.2f} points of "
+        f"all requests; {found.taught} exploring requests were trained on."
+    )
+
+
+def comparison_rows(report: Report) -> list[tuple[str, ...]]:
+    """Return the rows of the comparison: name, base at its best, base as served if it is known, champion, and difference."""
+
+    def row(name: str, base: Rate, served: Rate | None, champion: Rate, difference: Difference, scale: float) -> tuple[str, ...]:
+        return name, rate(base, scale), rate(served, scale) if served else "-", rate(champion, scale), interval(difference, scale)
+
+    later = GROUND_NAMES["later"]
+    grounds = [
+        row(name, values.base_best, values.base_served, values.champion, values.difference, scale)
+        for ground, of in report.grounds.items()
+        for name, values, scale in (
+            (f"accepted per request, {GROUND_NAMES[ground]}, %", of, 100.0),
+            (f"kept characters per request, {GROUND_NAMES[ground]}", of.kept_characters, 1.0),
+        )
+    ]
+    others = (
+        (f"accepted per shown, {later}, %", report.acceptance_of_shown, 100.0),
+        (f"accepted characters per request, {later}", report.accepted_characters_per_request, 1.0),
+        (f"requests with something shown, {later}, %", report.shown, 100.0),
+    )
+    return [*grounds, *(row(name, c.base, None, c.champion, c.difference, scale) for name, c, scale in others)]
+
+
+def cycle_cells(row: CycleRow) -> tuple[str, ...]:
+    known = row.estimate is not None and row.low is not None and row.high is not None
+    return (
+        *(row.cycle, row.parent, row.version or "-", str(row.samples), f"{row.mean_reward:+.3f}"),
+        "-" if row.judge is None else f"{row.judge:.2f}",
+        f"{row.calibration.error:.3f}" if row.calibration else "-",
+        row.verdict,
+        f"{row.estimate:+.3f} [{row.low:+.3f}, {row.high:+.3f}]" if known else "-",
+        row.reason,
+    )
+
+
+def bucket_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
+    """Return one row for each bucket and each quarantine reason, with a count for each cycle, and a row of the sums."""
+    buckets = dict.fromkeys(name for row in rows for name, count in row.buckets.items() if count)
+    reasons = sorted({reason for row in rows for reason in row.quarantined})
+    return [
+        *((name, *(str(row.buckets.get(name, 0)) for row in rows)) for name in buckets),
+        *((f"quarantined: {reason}", *(str(row.quarantined.get(reason, 0)) for row in rows)) for reason in reasons),
+        ("all requests", *(str(row.requests) for row in rows)),
+    ]
+
+
+def measure_rows(rows: list[CycleRow]) -> list[tuple[str, ...]]:
+    """Return one row for each ratio, with its value over each cycle's requests."""
+    none = ["-"] * len(RATIOS)
+    of_all = [next((ratios(group.measures) for group in row.measures if group.by == "all"), none) for row in rows]
+    return list(zip(RATIOS.values(), *of_all, strict=True))
+
+
+def ratios(measures: Measures) -> list[str]:
+    """Return the ratios in words, in the order of RATIOS."""
+    return ["-" if value is None else f"{value:.4f}" for value in measures.ratios().values()]
+
+
+def rate(value: Rate, scale: float) -> str:
+    return f"{value.rate * scale:.2f} [{value.low * scale:.2f}, {value.high * scale:.2f}] n={value.n}"
+
+
+def interval(difference: Difference, scale: float) -> str:
+    return f"{difference.estimate * scale:+.2f} [{difference.low * scale:+.2f}, {difference.high * scale:+.2f}]"

@@ -18,9 +18,9 @@ from pathlib import Path
 from rich.console import Console
 
 from evals import developers
-from evals.demo import chances, closing, comparison, history, report
+from evals.demo import closing, comparison, history, page, report
 from evals.demo.closing import BASE
-from evals.demo.loop import CYCLE, WATCH, Loop, LoopLimits, Traffic
+from evals.demo.loop import CYCLE, WATCH, Loop, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
@@ -39,29 +39,23 @@ OUT = Path("var/demo")
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
 
+EXAMPLES = 20_000
+"""Suggestions of the closing comparison that are kept, to choose the report's examples from."""
+
 
 @dataclass(frozen=True)
 class Options:
     """Frozen options of a demo."""
 
-    seed: int = 0
-    """Seed of the simulated developers."""
-    users: int = 1000
-    """Number of developers."""
-    code: Sequence[Path] = ()
-    """Folders of the Python files that they type; empty: the held-out packages."""
-    cycles: int = 1
-    """Cycles to run, including those of earlier demos."""
-    labels: int = 4800
-    """Minimum requests that a cycle waits for."""
-    minutes: float = 12.0
-    """Minutes after which no cycle begins."""
-    visits: int = 4000
-    """Positions of the closing comparison in later code."""
-    rate: float = 0.0
-    """Maximum requests a second; 0: limited by `concurrency` only."""
-    concurrency: int = 96
-    """Developers who type at the same time."""
+    seed: int = 0  # seed of the simulated developers
+    users: int = 1000  # number of developers
+    code: Sequence[Path] = ()  # folders of the Python files that they type; empty: the held-out packages
+    cycles: int = 1  # cycles to run, including those of earlier demos
+    labels: int = 4800  # minimum requests that a cycle waits for
+    minutes: float = 12.0  # minutes after which no cycle begins
+    visits: int = 4000  # positions of the closing comparison in later code
+    rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only
+    concurrency: int = 96  # developers who type at the same time
 
 
 def run(options: Options) -> int:
@@ -82,7 +76,7 @@ def run(options: Options) -> int:
     settings = configuration.load()
     with View(console) as view:
         result = asyncio.run(demo(options, settings, code, view, began))
-    report.write(result, configuration.ROOT / OUT)
+    page.write(result, configuration.ROOT / OUT)
     console.print(report.LastScreen(result, report.files(OUT)))
     return 0 if result.improved else 1
 
@@ -92,24 +86,23 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     temperature = closing.best_temperature(settings)
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
     traffic, stop = Traffic(options.rate), asyncio.Event()
-    test, deadline = settings.experiment, began + 60 * options.minutes
-    limits = LoopLimits(options.cycles, options.labels, test.planned_requests, test.max_seconds, deadline)
     async with Orchestration(settings.orchestration) as prefect:
         before = await asyncio.to_thread(history.read_state, store, registry)
-        if before.outcomes:
-            # A repeated demo runs at least one more cycle.
-            limits = replace(limits, cycles=max(options.cycles, len(before.outcomes) + 1))
-        loop = Loop(limits, store, registry, prefect, traffic, view)
-        typists = run_settings(options, settings, first_visit=VISITS_APART * len(before.outcomes))
+        cycles = max(options.cycles, len(before.outcomes) + 1)  # a repeated demo runs at least one more cycle
+        deadline = began + 60 * options.minutes
+        loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view)
+        address = developers.stack_address(settings)
+        people = developers.RunSettings(
+            address, options.users, options.seed, rate=options.rate, concurrency=options.concurrency, examples=EXAMPLES
+        )
+        typists = replace(people, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
             state, _ = await asyncio.gather(loop.run(), _start_later_part(view))
             stop.set()
             live = await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
-            paired = await closing.compare_with_base(
-                run_settings(options, settings), options.visits, settings, code, registry, champion, view
-            )
+            paired = await closing.compare_with_base(people, options.visits, settings, code, registry, champion, view)
         finally:
             stop.set()
             typing.cancel()
@@ -133,7 +126,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             for ground, run in paired.items()
         },
         exploration=comparison.exploration(requests, settings.serving.sampling.exploring_share),
-        champion_calibration=await asyncio.to_thread(chances.calibration, store, began_closing, paired["later"]),
+        champion_calibration=await asyncio.to_thread(closing.calibration, store, began_closing, paired["later"]),
         versions=comparison.live_rows(live),
         calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
         history=rows,
@@ -144,19 +137,6 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             "MLflow": configuration.masked(settings.registry.uri, ""),
             "serving": f"http://{settings.serving.host}:{settings.serving.port}",
         },
-    )
-
-
-def run_settings(options: Options, settings: Settings, *, first_visit: int = 0) -> developers.RunSettings:
-    """Return the settings of a run of the demo's developers."""
-    return developers.RunSettings(
-        address=developers.stack_address(settings),
-        users=options.users,
-        seed=options.seed,
-        rate=options.rate,
-        concurrency=options.concurrency,
-        first_visit=first_visit,
-        examples=20_000,
     )
 
 

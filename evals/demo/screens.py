@@ -39,10 +39,8 @@ class Screen:
 
     name: str
     url: str
-    shown: str
-    """JavaScript that is true once the page shows what it is for."""
-    login: str = ""
-    """A link that logs the browser in before; empty: none is needed."""
+    shown: str  # JavaScript that is true once the page shows what it is for
+    login: str = ""  # a link that logs the browser in before; empty: none is needed
 
 
 def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[Screen]:

@@ -1,52 +1,28 @@
 """The demo on the console while it runs: a view that changes on a terminal, plain lines elsewhere."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from rich.console import Console, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from evals.developers import Counts
 from evals.progress import BAR_WIDTH, Progress, duration
 
-PLAIN_SECONDS = 15.0
-"""Seconds between two plain lines."""
 MOST_RATE = 0.4
 """Acceptance at which an arm's bar is full."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One version with the counts of its completions so far."""
-
-    name: str
-    """ "champion", "challenger"."""
-    version: str
-    accepted: int
-    answered: int
-
-    @property
-    def rate(self) -> float:
-        """Accepted per answered completion; 0 before the first."""
-        return self.accepted / self.answered if self.answered else 0.0
-
-    def __str__(self) -> str:
-        rate = f" ({self.rate:.1%})" if self.answered else ""
-        return f"{self.name} v{self.version} {self.accepted:,} of {self.answered:,} accepted{rate}"
 
 
 class View(Progress):
     """The progress of the demo, with the arms of the current test and the last verdict."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic, every: float = PLAIN_SECONDS) -> None:
-        self._arms: tuple[Arm, ...] = ()
-        self._verdict = ""
-        super().__init__(console, clock=clock, every=every)
+    _arms: Mapping[str, Counts] = MappingProxyType({})
+    _verdict = ""
 
-    def arms(self, arms: Sequence[Arm]) -> None:
-        """Show the acceptance of each version that serves users."""
-        self._arms = tuple(arms)
+    def arms(self, arms: Mapping[str, Counts]) -> None:
+        """Show the acceptance of each version that serves users, by its name."""
+        self._arms = arms
 
     def verdict(self, text: str) -> None:
         """Show the last verdict."""
@@ -55,20 +31,27 @@ class View(Progress):
 
     def say(self, text: str) -> None:
         """Print a line that stays, with the seconds since the view began."""
-        self.console.print(f"[{self.seconds:5.0f} s] {text}", markup=False, highlight=False, soft_wrap=self.disable)
+        stays = f"[{self.seconds:5.0f} s] {text}"
+        self.console.print(stays, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def line(self) -> str:
         """Return the current part and the arms in a line."""
-        return "; ".join([super().line(), *map(str, self._arms)])
+        arms = (
+            f"{name} {_accepted(counts)}" + (f" ({counts.acceptance:.1%})" if counts.answered else "")
+            for name, counts in self._arms.items()
+        )
+        return "; ".join([super().line(), *arms])
 
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield the heading, a line for the current part and for each arm, and the last verdict."""
-        yield Text(f"make demo, {duration(self.seconds)}", style="bold")
-        table = self.make_tasks_table(self.tasks)
-        for arm in self._arms:
-            bar = ProgressBar(total=MOST_RATE, completed=min(arm.rate, MOST_RATE), width=BAR_WIDTH)
-            amount = f"{arm.rate:6.1%}  {arm.accepted:,} of {arm.answered:,} accepted"
-            table.add_row(Text(f"{arm.name} v{arm.version}"), bar, Text(amount))
-        yield table
-        if self._verdict:
-            yield Text(f"last verdict: {self._verdict}", no_wrap=True, overflow="ellipsis")
+    def __rich__(self) -> RenderableType:
+        """Return the heading, a table of the current part and the arms, and the last verdict."""
+        table = self.table()
+        for name, counts in self._arms.items():
+            rate = counts.acceptance if counts.answered else 0.0
+            bar = ProgressBar(total=MOST_RATE, completed=min(rate, MOST_RATE), width=BAR_WIDTH)
+            table.add_row(Text(name), bar, Text(f"{rate:6.1%}  {_accepted(counts)}"))
+        verdict = [Text(f"last verdict: {self._verdict}", no_wrap=True, overflow="ellipsis")] if self._verdict else []
+        return Group(Text(f"make demo, {duration(self.seconds)}", style="bold"), table, *verdict)
+
+
+def _accepted(counts: Counts) -> str:
+    return f"{counts.accepted:,} of {counts.answered:,} accepted"

@@ -6,11 +6,10 @@
 
 from evals.developers.draws import Quirks
 from evals.developers.grounds import GROUNDS, Ground, code_from
-from evals.developers.live_run import RunSettings, run
 from evals.developers.live_session import Decision
-from evals.developers.paired_run import Pair, PairedRun, measure
 from evals.developers.pause import Developer, ExpectedOutcome, Pause, SettledTruth
 from evals.developers.protocol import Pin
+from evals.developers.runs import Pair, PairedRun, RunSettings, measure, run
 from evals.developers.schedule import Schedule
 from evals.developers.tally import Counts, Example, Tally
 from evals.developers.transport import Address, simulation_token, stack_address

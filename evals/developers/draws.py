@@ -77,11 +77,6 @@ def random_stream(*key: object) -> random.Random:
     return random.Random("/".join(map(str, key)))
 
 
-def user_name(number: int) -> str:
-    """Return the id that a developer sends."""
-    return f"developer-{number:03d}"
-
-
 def taste_of(seed: int, user: int) -> Taste:
     """Return the secret taste of a developer."""
     return draw_taste(random_stream("taste", seed, user))

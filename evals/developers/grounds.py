@@ -15,7 +15,6 @@ import hashlib
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -39,14 +38,6 @@ STANDING_BLOCKS, STANDING_FUNCTIONS = 0.6, 0.15
 """Shares of the blocks and functions that stand from the beginning."""
 
 
-@dataclass(frozen=True)
-class Gap:
-    """A place of a ground: the file is finished around it, and its hole is empty from the cursor on."""
-
-    position: Position  # its suffix begins after the hole; its truth is what a developer is about to write
-    rest: str  # the hole's text from the cursor to its end
-
-
 def role_of(source: Source) -> Role:
     """Return the role of a file."""
     share = _share("file", source.name)
@@ -55,18 +46,12 @@ def role_of(source: Source) -> Role:
 
 def live_holes(source: Source) -> tuple[Hole, ...]:
     """Return the holes that developers write live. A typed file has at least one: all if the rule leaves none."""
-    role = role_of(source)
-    if role == "closed":
-        return ()
-    kinds = _kinds(source)
-    return tuple(hole for hole, kind in zip(holes_of(source.text), kinds, strict=True) if kind == "live")
+    return _holes(source, "live")
 
 
 def later_holes(source: Source) -> tuple[Hole, ...]:
     """Return the holes that are kept for later; in windows of live requests, nothing stands there."""
-    if role_of(source) != "open":
-        return ()
-    return tuple(hole for hole, kind in zip(holes_of(source.text), _kinds(source), strict=True) if kind == "later")
+    return _holes(source, "later")
 
 
 class Grounds:
@@ -75,9 +60,10 @@ class Grounds:
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
 
-    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> Gap:
-        """Return a random place, each line of the ground equally likely.
+    def draw(self, ground: Ground, rng: random.Random, several_lines: float = 0.0) -> tuple[Position, str]:
+        """Return a random place, each line of the ground equally likely, and its hole's text from the cursor to the end.
 
+        The file is finished around the place, and its hole is empty from the cursor on; the suffix begins after the hole.
         `several_lines`: the share of places whose truth covers one to three further lines.
 
         Raises:
@@ -93,8 +79,11 @@ class Grounds:
         assert number >= first
         start, end = hole.lines[number]
         last = number + (rng.randint(1, 3) if rng.random() < several_lines else 0)
-        cursor = start + draw_column(source.text[hole.start + start : hole.start + end], rng)
-        return gap_at(source, hole, cursor, hole.lines[min(last, len(hole.lines) - 1)][1])
+        text = source.text
+        offset = hole.start + start + draw_column(text[hole.start + start : hole.start + end], rng)
+        stop = hole.start + hole.lines[min(last, len(hole.lines) - 1)][1]
+        prefix, suffix = text[max(0, offset - CONTEXT_CHARACTERS) : offset], text[hole.stop : hole.stop + CONTEXT_CHARACTERS]
+        return Position(source.name, offset, prefix, suffix, text[offset:stop]), text[offset : hole.stop]
 
     def lines(self, ground: Ground) -> int:
         """Return the number of lines with places."""
@@ -125,21 +114,6 @@ class Grounds:
         return {ground: _eligible(holes[ground], foreign[ground]) for ground in GROUNDS}
 
 
-def gap_at(source: Source, hole: Hole, cursor: int, stop: int) -> Gap:
-    """Return the place at offset `cursor` of a hole of a finished file; the developer is about to write up to `stop`."""
-    text, offset = source.text, hole.start + cursor
-    return Gap(
-        Position(
-            file=source.name,
-            offset=offset,
-            prefix=text[max(0, offset - CONTEXT_CHARACTERS) : offset],
-            suffix=text[hole.stop : hole.stop + CONTEXT_CHARACTERS],
-            truth=text[offset : hole.start + stop],
-        ),
-        rest=text[offset : hole.stop],
-    )
-
-
 def _eligible(
     holes: Sequence[tuple[Source, Hole]], foreign: set[str]
 ) -> tuple[Sequence[tuple[Source, Hole, int]], Sequence[int]]:
@@ -152,15 +126,18 @@ def _eligible(
     return stretches, list(accumulate(len(hole.lines) - first for _, hole, first in stretches))
 
 
-def _kinds(source: Source) -> list[str]:
-    """Return for each hole of a typed file whether it is written live, kept for later or stands from the beginning."""
-    kinds = []
-    for hole in holes_of(source.text):
-        standing = STANDING_FUNCTIONS if hole.function else STANDING_BLOCKS
-        later = LATER if role_of(source) == "open" else 0.0
+def _holes(source: Source, kind: Literal["live", "later"]) -> tuple[Hole, ...]:
+    """Return the holes of a file that are written live, or kept for later; the others stand from the beginning."""
+    if (role := role_of(source)) == "closed":
+        return ()
+    holes, kinds = holes_of(source.text), []
+    for hole in holes:
+        standing, later = STANDING_FUNCTIONS if hole.function else STANDING_BLOCKS, LATER if role == "open" else 0.0
         share = _share("hole", source.name, source.text[hole.start : hole.stop])
         kinds.append("standing" if share < standing else "later" if share < standing + (1 - standing) * later else "live")
-    return kinds if "live" in kinds else ["live"] * len(kinds)
+    if "live" not in kinds:
+        kinds = ["live"] * len(kinds)
+    return tuple(hole for hole, each in zip(holes, kinds, strict=True) if each == kind)
 
 
 def _share(*key: str) -> float:

@@ -15,15 +15,12 @@ from itertools import accumulate, pairwise
 class Hole:
     """A part of a finished file; offsets are characters."""
 
-    start: int
-    """Offset of its first line in the file."""
-    stop: int
-    """Offset of the end of its last line, without the newline."""
+    start: int  # offset of its first line in the file
+    stop: int  # offset of the end of its last line, without the newline
     next: int
     """Offset of the next line with text, or the end of the file. Before the developer begins, the text in [start, next) is
     missing."""
-    function: bool
-    """A function or method; else a block."""
+    function: bool  # a function or method; else a block
     lines: tuple[tuple[int, int], ...]
     """Start (before the indentation) and end (without trailing white space) of each line with text, relative to `start`."""
 

@@ -14,7 +14,7 @@ from evals.developers.pause import Pause, SettledTruth, Way, choice_of
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Draft, Session
-from evals.developers.tally import Example, Ledger
+from evals.developers.tally import Example, Tally, last_lines
 from evals.developers.transport import Answer, EditorClient
 from evals.developers.writer import DEBOUNCE_SECONDS, Reaction, Wait
 from tasks.evaluation.metrics import matching_prefix
@@ -52,7 +52,7 @@ class RunContext:
     """The shared parts of all sessions of a run."""
 
     client: EditorClient
-    ledger: Ledger
+    tally: Tally
     speed: float  # how many times faster than people
     run_id: str  # keeps the editors' completion ids of two runs apart
     pacer: Pacer  # grants the turns of requests, and ends a developer's absence with the run
@@ -61,12 +61,12 @@ class RunContext:
 
 
 @dataclass(frozen=True)
-class PendingRejection:
-    """A suggestion not taken; its event is due 10 s after the impression unless the next suggestion cancels it."""
+class Shown:
+    """A suggestion that the developer saw."""
 
     impression: Impression
     version: str
-    shown_at: float  # monotonic seconds
+    at: float  # monotonic seconds
     draws: Draws
 
 
@@ -78,7 +78,8 @@ class LiveSession:
         self._writer = schedule.writer(session, draft, self._write_decision)
         self._decisions: dict[int, Decision] = {}
         """Decisions whose text has not settled, by the id of the pause."""
-        self._pending: PendingRejection | None = None
+        self._pending: Shown | None = None
+        """A suggestion not taken; its event is due 10 s after the impression unless the next suggestion cancels it."""
 
     async def run(self) -> None:
         """Write until the developer leaves the file or the run is over."""
@@ -108,49 +109,32 @@ class LiveSession:
 
     async def _pause(self, pause: Pause) -> Reaction:
         """Send one request and return the developer's reaction."""
-        name, context, draws = self._developer.name, self._context, pause.draws
-        truth = pause.position.truth
+        developer, context, draws, truth = self._developer, self._context, pause.draws, pause.position.truth
         typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
         requested_at = time.time()
-        complete = context.client.complete_whole if self._developer.silent else context.client.complete
-        answer = await complete(name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
-        self._count(answer, requests=1)
-        decision = Decision(
-            user=name,
-            visit=pause.visit,
-            file=pause.position.file,
-            offset=pause.position.offset,
-            way=pause.way,
-            stop=pause.stop,
-            prefix=pause.prefix,
-            suffix=pause.suffix,
-            version=answer.version,
-            outcome="error",
-            reason=answer.error,
-            truth=truth,
-            elapsed_ms=answer.elapsed_ms,
-            request_id=answer.completion_id,
-        )
+        complete = context.client.complete_whole if developer.silent else context.client.complete
+        answer = await complete(developer.name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
+        self._count(answer.version, requests=1)
         if answer.error:
-            self._count(answer, errors=1)
-            self._decisions[id(pause)] = decision
+            self._count(answer.version, errors=1)
+            self._decide(pause, answer, "error", reason=answer.error)
             return Reaction("error")
         if answer.cancelled or not answer.text.startswith(typed):
-            self._count(answer, cancelled=1)
-            self._decisions[id(pause)] = replace(decision, outcome="cancelled", reason="typed over")
-            if self._developer.native and answer.completion_id:
+            self._count(answer.version, cancelled=1)
+            self._decide(pause, answer, "cancelled", reason="typed over")
+            if developer.native and answer.completion_id:
                 context.background(self._report_cancelled(answer))
             return Reaction("cancelled", typed)
         prefix, truth, generated = pause.prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
         text = editor.shown_text(generated, prefix, pause.suffix)
         if not text:
-            self._count(answer, nothing=1)
-            self._decisions[id(pause)] = replace(decision, outcome="nothing", truth=truth)
+            self._count(answer.version, nothing=1)
+            self._decide(pause, answer, "nothing", truth=truth)
             return Reaction("nothing", typed)
-        self._count(answer, shown=1, shown_characters=len(text), reused=int(bool(typed)))
+        self._count(answer.version, shown=1, shown_characters=len(text), reused=int(bool(typed)))
         impression = Impression(
             completion_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{context.run_id}/{draws.completion_bits}")),
-            user=name,
+            user=developer.name,
             file=pause.position.file,
             prefix=prefix,
             suffix=pause.suffix,
@@ -161,35 +145,46 @@ class LiveSession:
             request_id=answer.completion_id,
         )
         self._replace_pending(text)
-        choice = choice_of(self._developer.taste, generated, text, truth, draws.flipped)
-        opinion, accepted = choice.opinion, choice.accepted and not draws.superseded
+        accepts, opinion = choice_of(developer.taste, generated, text, truth, draws.flipped)
+        accepted = accepts and not draws.superseded
         kept = matching_prefix(text, pause.rest[len(typed) :]) if accepted else 0
-        outcome = self._report(impression, accepted, kept, answer, draws)
-        self._decisions[id(pause)] = replace(
-            decision,
-            outcome=outcome,
-            reason=opinion.reason,
-            accepted=accepted,
-            shown=text,
-            truth=truth,
-            right=opinion.right,
-            completion_id=impression.completion_id,
-        )
-        before = "\n".join(prefix.split("\n")[-2:])
-        context.ledger.add_example(Example(name, answer.version, impression.file, before, text, truth, accepted, opinion.reason))
+        outcome = self._report(Shown(impression, answer.version, time.monotonic(), draws), accepted, kept)
+        seen: dict[str, Any] = {"truth": truth, "shown": text, "accepted": accepted, "reason": opinion.reason}
+        self._decide(pause, answer, outcome, **seen, right=opinion.right, completion_id=impression.completion_id)
+        context.tally.keep(Example(developer.name, answer.version, impression.file, last_lines(prefix), **seen))
         return Reaction("accepted", typed, text) if accepted else Reaction(outcome, typed)
 
-    def _report(self, impression: Impression, accepted: bool, kept: int, answer: Answer, draws: Draws) -> str:
+    def _decide(self, pause: Pause, answer: Answer, outcome: str, **changes: Any) -> None:
+        """Keep the decision at a pause until its text has settled."""
+        decision = Decision(
+            user=self._developer.name,
+            visit=pause.visit,
+            file=pause.position.file,
+            offset=pause.position.offset,
+            way=pause.way,
+            stop=pause.stop,
+            prefix=pause.prefix,
+            suffix=pause.suffix,
+            version=answer.version,
+            outcome=outcome,
+            reason="",
+            truth=pause.position.truth,
+            elapsed_ms=answer.elapsed_ms,
+            request_id=answer.completion_id,
+        )
+        self._decisions[id(pause)] = replace(decision, **changes)
+
+    def _report(self, shown: Shown, accepted: bool, kept: int) -> str:
         """Count the decision and schedule its events. Return the outcome."""
-        if self._developer.silent or draws.superseded:
-            self._count(answer, unreported=1, silent=int(self._developer.silent))
+        if self._developer.silent or shown.draws.superseded:
+            self._count(shown.version, unreported=1, silent=int(self._developer.silent))
             return "unreported"
         if not accepted:
-            self._pending = PendingRejection(impression, answer.version, time.monotonic(), draws)
+            self._pending = shown
             return "rejected"
-        size = len(impression.completion)
-        self._count(answer, judged=1, accepted=1, accepted_characters=size, kept_characters=kept, late=int(draws.late))
-        self._context.background(self._accept(impression, answer.version, draws))
+        size, late = len(shown.impression.completion), int(shown.draws.late)
+        self._count(shown.version, judged=1, accepted=1, accepted_characters=size, kept_characters=kept, late=late)
+        self._context.background(self._accept(shown))
         return "accepted"
 
     def _replace_pending(self, text: str) -> None:
@@ -201,62 +196,60 @@ class LiveSession:
             return
         old, new = self._pending.impression.completion.split("\n")[0], text.split("\n")[0]
         if old.startswith(new) or old.endswith(new) or new.startswith(old) or new.endswith(old):
-            self._context.ledger.add(self._developer.name, self._pending.version, unreported=1)
+            self._count(self._pending.version, unreported=1)
             self._pending = None
         self._report_pending()
 
     def _report_pending(self) -> None:
         if self._pending is not None:
-            self._context.ledger.add(self._developer.name, self._pending.version, judged=1, rejected=1)
+            self._count(self._pending.version, judged=1, rejected=1)
             self._context.background(self._reject(self._pending))
             self._pending = None
 
-    async def _accept(self, impression: Impression, version: str, draws: Draws) -> None:
-        if draws.late:
+    async def _accept(self, shown: Shown) -> None:
+        if shown.draws.late:
             await self._wait(REJECTED_AFTER_SECONDS)
-            await self._post(impression, version, False, draws)
-            await self._wait(draws.late_seconds)
-        else:
-            await self._wait(draws.accept_seconds)
-        await self._post(impression, version, True, draws)
-        await self._show_cached(impression, version, True, draws)
+            await self._post(shown, False)
+        await self._wait(shown.draws.late_seconds if shown.draws.late else shown.draws.accept_seconds)
+        await self._post_last(shown, True)
 
-    async def _reject(self, pending: PendingRejection) -> None:
-        passed = (time.monotonic() - pending.shown_at) * self._context.speed
+    async def _reject(self, shown: Shown) -> None:
+        passed = (time.monotonic() - shown.at) * self._context.speed
         await self._wait(max(0.0, REJECTED_AFTER_SECONDS - passed))
-        await self._post(pending.impression, pending.version, False, pending.draws)
-        await self._show_cached(pending.impression, pending.version, False, pending.draws)
+        await self._post_last(shown, False)
 
-    async def _show_cached(self, impression: Impression, version: str, accepted: bool, draws: Draws) -> None:
-        if draws.cached and not self._developer.native:
-            completion_id = str(uuid.uuid5(uuid.UUID(impression.completion_id), "again"))
-            repeat = replace(impression, completion_id=completion_id, requested_at=time.time())
-            self._context.ledger.add(impression.user, version, cache_hits=1)
-            await self._wait(draws.accept_seconds if accepted else REJECTED_AFTER_SECONDS)
-            await self._post(repeat, version, accepted, draws, cache_hit=True)
+    async def _post_last(self, shown: Shown, accepted: bool) -> None:
+        """Post the decision, and that of the same suggestion if the editor shows it again from its cache."""
+        await self._post(shown, accepted)
+        if shown.draws.cached and not self._developer.native:
+            completion_id = str(uuid.uuid5(uuid.UUID(shown.impression.completion_id), "again"))
+            repeat = replace(shown.impression, completion_id=completion_id, requested_at=time.time())
+            self._count(shown.version, cache_hits=1)
+            await self._wait(shown.draws.accept_seconds if accepted else REJECTED_AFTER_SECONDS)
+            await self._post(replace(shown, impression=repeat), accepted, cache_hit=True)
 
     async def _report_cancelled(self, answer: Answer) -> None:
-        name = self._developer.name
-        if not await self._context.client.post_native(name, protocol.cancelled_body(answer.completion_id)):
-            self._context.ledger.add(name, answer.version, lost_events=1)
+        body: dict[str, Any] = {"completion_id": answer.completion_id, "reason": "cancelled"}
+        if not await self._context.client.post_native(self._developer.name, body):
+            self._count(answer.version, lost_events=1)
 
-    async def _post(self, impression: Impression, version: str, accepted: bool, draws: Draws, cache_hit: bool = False) -> None:
+    async def _post(self, shown: Shown, accepted: bool, cache_hit: bool = False) -> None:
+        client, name = self._context.client, self._developer.name
         if self._developer.native:
-            body = protocol.native_body(impression, accepted, draws.dismissed, draws.seen_ms)
-            post = self._context.client.post_native
+            body, post = protocol.native_body(shown.impression, accepted, shown.draws), client.post_native
         else:
-            body, post = protocol.event_body(impression, accepted, cache_hit), self._context.client.post
-        if not await post(impression.user, body):
-            self._context.ledger.add(impression.user, version, lost_events=1)
-        if draws.duplicated:
-            self._context.ledger.add(impression.user, version, duplicates=1)
-            await post(impression.user, body)
+            body, post = protocol.event_body(shown.impression, accepted, cache_hit), client.post
+        if not await post(name, body):
+            self._count(shown.version, lost_events=1)
+        if shown.draws.duplicated:
+            self._count(shown.version, duplicates=1)
+            await post(name, body)
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._context.speed)
 
-    def _count(self, answer: Answer, **counts: int) -> None:
-        self._context.ledger.add(self._developer.name, answer.version, **counts)
+    def _count(self, version: str, **counts: int) -> None:
+        self._context.tally.add(self._developer.name, version, **counts)
 
 
 def _typing_check(typed: str, keystroke_at: int) -> Callable[[str], bool] | None:

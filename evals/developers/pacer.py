@@ -1,6 +1,7 @@
 """The pacer hands out the turns of a run: it limits the rate and the number of requests."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,18 +16,17 @@ class Pacer:
     def __init__(
         self, requests: int | None, seconds: float | None, rate: Callable[[], float], stop: asyncio.Event | None
     ) -> None:
-        self._remaining = requests
+        self._remaining = math.inf if requests is None else requests
         self._last_turn = time.monotonic()
-        self._end = None if seconds is None else self._last_turn + seconds
-        self._rate, self._stop = rate, stop
+        self._end = math.inf if seconds is None else self._last_turn + seconds
+        self._rate, self._stop = rate, stop or asyncio.Event()
         self._lock = asyncio.Lock()
 
     async def __call__(self) -> bool:
         """Wait for a turn. Return False when no turns remain."""
         if self.over:
             return False
-        if self._remaining is not None:
-            self._remaining -= 1
+        self._remaining -= 1
         async with self._lock:
             # Sleeps in short steps because the rate changes: one long sleep would outlast a change to a faster rate.
             while (turn := self._last_turn + self._interval) > time.monotonic() and not self._stopped:
@@ -41,18 +41,14 @@ class Pacer:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep so many seconds, or until `stop` is set."""
-        if self._stop is None:
-            await asyncio.sleep(seconds)
-            return
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     @property
     def over(self) -> bool:
         """Whether no turns remain."""
-        return self._stopped or (self._remaining is not None and self._remaining <= 0)
+        return self._stopped or self._remaining <= 0
 
     @property
     def _stopped(self) -> bool:
-        expired = self._end is not None and time.monotonic() >= self._end
-        return expired or (self._stop is not None and self._stop.is_set())
+        return self._stop.is_set() or time.monotonic() >= self._end

@@ -1,7 +1,7 @@
 """A developer who waits for a completion at a position, and their opinion of it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from evals.developers import editor
 from evals.developers.draws import Draws, Editor
@@ -80,11 +80,10 @@ class ExpectedOutcome:
         return self.accepted * self.kept
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The developer's answer to a completion, slips included."""
+class Choice(NamedTuple):
+    """The developer's answer to a completion."""
 
-    accepted: bool
+    accepted: bool  # slips included
     opinion: Opinion
 
 

@@ -1,34 +1,18 @@
 """The bodies and headers that Continue and Zed send. No function here takes the text that the developer is about to write."""
 
+import json
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from evals.developers.draws import Draws
 from infra.model import fim
 
-STOPS = (
-    *("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>"),
-    *("<|file_sep|>", "<|im_start|>", "<|im_end|>", "/src/", "#- coding: utf-8", "```"),
-)
-OPTIONS = {
-    "disable": False,
-    "maxPromptTokens": 1024,
-    "debounceDelay": 350,
-    "maxSuffixPercentage": 0.2,
-    "prefixPercentage": 0.3,
-    "transform": True,
-    "multilineCompletions": "auto",
-    "slidingWindowPrefixPercentage": 0.75,
-    "slidingWindowSize": 500,
-    "useCache": True,
-    "onlyMyCode": True,
-    "useRecentlyEdited": True,
-    "useImports": True,
-}
-ZED_AGENT = "Zed/0.213.3 (linux; x86_64)"
-ZED_STOPS = ("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-ZED_MAX_TOKENS = 64
+EDITORS = json.loads((Path(__file__).parent / "editors.json").read_text())
+"""What each editor sends whatever the text: the rest of its requests, and of Continue's events."""
+STOPS, OPTIONS = EDITORS["continue"]["request"]["stop"], EDITORS["continue"]["options"]
 VERSION_HEADER = "X-Tabloop-Version"
 
 
@@ -71,31 +55,21 @@ def prompt(prefix: str, suffix: str) -> str:
     return f"{fim.PREFIX}{prefix}{fim.SUFFIX}{suffix}{fim.MIDDLE}"
 
 
-def request_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
-    """Return the body of `POST {apiBase}/completions`."""
-    return {
-        "model": model,
-        "max_tokens": 4096,
-        "temperature": 0.01,
-        "stream": True,
-        "stop": list(STOPS),
-        "prompt": prompt(prefix, suffix),
-    }
+def continue_request(
+    model: str, token: str, user: str, prefix: str, suffix: str, pin: Pin
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the headers and the body of `POST {apiBase}/completions`. Continue adds the user by requestOptions.headers."""
+    body = {"model": model, **EDITORS["continue"]["request"], "prompt": prompt(prefix, suffix)}
+    return event_headers(token, user) | {"api-key": token} | pin.headers, body
 
 
-def request_headers(token: str, user: str, pin: Pin = NO_PIN) -> dict[str, str]:
-    """Return the headers of a request. Continue adds the user by requestOptions.headers."""
-    return event_headers(token, user) | {"api-key": token} | pin.headers
+def zed_request(model: str, token: str, user: str, prefix: str, suffix: str, pin: Pin) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the headers and the body of Zed's provider `open_ai_compatible_api`: not streamed, without a temperature.
 
-
-def zed_body(model: str, prefix: str, suffix: str) -> dict[str, Any]:
-    """Return the body of Zed's provider `open_ai_compatible_api`: not streamed, without a temperature."""
-    return {"model": model, "prompt": prompt(prefix, suffix), "max_tokens": ZED_MAX_TOKENS, "stop": list(ZED_STOPS)}
-
-
-def zed_headers(token: str, user: str, pin: Pin = NO_PIN) -> dict[str, str]:
-    """Return the headers of Zed's provider. Zed names no user: X-User-ID stands for the token that each developer has."""
-    return event_headers(token, user) | {"User-Agent": ZED_AGENT} | pin.headers
+    Zed names no user: X-User-ID stands for the token that each developer has.
+    """
+    body = {"model": model, "prompt": prompt(prefix, suffix), **EDITORS["zed"]["request"]}
+    return event_headers(token, user) | {"User-Agent": EDITORS["zed"]["agent"]} | pin.headers, body
 
 
 def event_headers(token: str, user: str) -> dict[str, str]:
@@ -106,21 +80,15 @@ def event_headers(token: str, user: str) -> dict[str, str]:
 def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) -> dict[str, Any]:
     """Return an autocomplete event, schema 0.2.0, level all."""
     timestamp = datetime.fromtimestamp(impression.requested_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    data = {
-        "eventName": "autocomplete",
-        "schema": "0.2.0",
+    data = EDITORS["continue"]["event"] | OPTIONS
+    data |= {
         "timestamp": timestamp,
-        "userId": "",
-        "userAgent": "Visual Studio Code/1.103.0 (Continue/2.1.0)",
-        "selectedProfileId": "local",
-        **OPTIONS,
         "accepted": accepted,
         "time": round(impression.elapsed_ms),
         "prefix": impression.prefix,
         "suffix": impression.suffix,
         "prompt": prompt(impression.prefix, impression.suffix),
         "completion": impression.completion,
-        "modelProvider": "openai",
         "modelName": impression.model,
         "cacheHit": cache_hit,
         "filepath": f"file:///workspace/{impression.file}",
@@ -130,14 +98,9 @@ def event_body(impression: Impression, accepted: bool, cache_hit: bool = False) 
     return {"name": "autocomplete", "schema": "0.2.0", "level": "all", "profileId": "local", "data": data}
 
 
-def native_body(impression: Impression, accepted: bool, dismissed: bool, seen_ms: float) -> dict[str, Any]:
+def native_body(impression: Impression, accepted: bool, draws: Draws) -> dict[str, Any]:
     """Return an event of /v1/feedback, with the reason of a rejection."""
-    event: dict[str, Any] = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(seen_ms)}
+    event = {"completion_id": impression.request_id, "shown": impression.completion, "seen_ms": round(draws.seen_ms)}
     if accepted:
         return event | {"outcome": "accepted"}
-    return event | {"outcome": "rejected", "reason": "rejected" if dismissed else "typed_away"}
-
-
-def cancelled_body(request_id: str) -> dict[str, Any]:
-    """Return the event of a completion that the developer typed over."""
-    return {"completion_id": request_id, "reason": "cancelled"}
+    return event | {"outcome": "rejected", "reason": "rejected" if draws.dismissed else "typed_away"}

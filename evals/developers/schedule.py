@@ -1,17 +1,16 @@
 """The schedule of a run: which developer writes what in which session, and the positions of a comparison."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
 
 from evals.developers import draws, editor
 from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground, Grounds
 from evals.developers.pause import Developer, Pause, SettledTruth
 from evals.developers.sessions import Draft, Session, Team, sessions_of_pass
-from evals.developers.writer import OnSettled, Reaction, Steps, Wait, Writer
+from evals.developers.writer import OnSettled, Reaction, Writer
 from tasks.evaluation.positions import Code
 
 
@@ -29,9 +28,8 @@ class Schedule:
         if users < 1:
             raise ValueError(f"users: expected at least 1, got {users}")
         self._users, self._seed, self._code, self.quirks = users, seed, code, quirks or Quirks()
-        self._team = Team(
-            [Developer(draws.user_name(i), draws.taste_of(seed, i), draws.editor_of(seed, i, self.quirks)) for i in range(users)]
-        )
+        people = ((f"developer-{i:03d}", draws.taste_of(seed, i), draws.editor_of(seed, i, self.quirks)) for i in range(users))
+        self._team = Team([Developer(*person) for person in people])
         self._pass: tuple[Session, ...] = ()
         self._ends: list[int] = []
         """Cumulative numbers of pauses of the sessions read so far."""
@@ -64,13 +62,8 @@ class Schedule:
             self._last = session, self._untouched(self.session(session))
         return self._last[1]
 
-    def pauses(self) -> Iterator[Pause]:
-        """Return the live pauses of all sessions, in order, as if no completion was ever accepted; without an end."""
-        for number in count():
-            yield from self.live_pauses(number)
-
     def first_pause(self, number: int, ground: Ground | None = None) -> Pause:
-        """Return a pause: of the live sessions (`pauses`) without a ground, else at the position of that number on the ground.
+        """Return a pause: of the live sessions in order without a ground, else at the position of that number on the ground.
 
         Raises:
             ValueError: the code holds no position of the ground, or no file that developers type in.
@@ -86,23 +79,23 @@ class Schedule:
         key = (ground, self._seed, number)
         rng = draws.random_stream(*key)
         developer = self._team.draw(rng)
-        gap = self._grounds.draw(ground, rng, self.quirks.several_lines)
-        prefix, suffix = editor.prompt_context(gap.position.prefix, gap.position.suffix)
+        position, rest = self._grounds.draw(ground, rng, self.quirks.several_lines)
+        prefix, suffix = editor.prompt_context(position.prefix, position.suffix)
         chances = draws.draws_at(draws.random_stream(*key, 0), developer.taste, self.quirks)
-        settled = SettledTruth(gap.rest, True, "typed", 0.0, gap.rest)
-        return Pause(developer, gap.position, prefix, suffix, gap.rest, chances, number, settled=settled)
+        settled = SettledTruth(rest, True, "typed", 0.0, rest)
+        return Pause(developer, position, prefix, suffix, rest, chances, number, settled=settled)
 
     def _untouched(self, session: Session) -> tuple[Pause, ...]:
         settled: dict[int, SettledTruth] = {}
         pauses: list[Pause] = []
         writer = self.writer(session, session.draft(), lambda pause, truth: settled.update({id(pause): truth}))
         steps = writer.steps()
-        reaction = None
-        while (step := _next(steps, reaction)) is not None:
-            reaction = None
-            if not isinstance(step, Wait):
-                pauses.append(step)
-                reaction = Reaction("rejected")
+        with suppress(StopIteration):
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    pauses.append(step)
+                step = steps.send(Reaction("rejected"))  # a wait ignores it
         return tuple(replace(pause, settled=settled[id(pause)]) for pause in pauses)
 
     def _sessions(self, number: int) -> tuple[Session, ...]:
@@ -111,11 +104,3 @@ class Schedule:
     @cached_property
     def _grounds(self) -> Grounds:
         return Grounds(self._code.sources)
-
-
-def _next(steps: Steps, reaction: Reaction | None) -> Wait | Pause | None:
-    """Return the next step; None at the end."""
-    try:
-        return steps.send(reaction)
-    except StopIteration:
-        return None

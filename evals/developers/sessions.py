@@ -88,28 +88,21 @@ class Draft:
 
     def before(self, hole: int, offset: int) -> str:
         """Return what stands before an offset of a hole, the nearest CONTEXT_CHARACTERS."""
-        parts, size, at = [self.between(hole, 0, offset)], 0, hole
-        while (size := size + len(parts[-1])) < CONTEXT_CHARACTERS and at >= 0:
-            parts.append(self._standing(at))
-            at -= 1
-            if at >= 0:
-                parts[-1] = self._content(at) + parts[-1]
-        return "".join(reversed(parts))[-CONTEXT_CHARACTERS:]
+        return (self._standing_up_to(hole) + self.between(hole, 0, offset))[-CONTEXT_CHARACTERS:]
 
     def after(self, hole: int, offset: int) -> str:
         """Return what stands after an offset of a hole, the nearest CONTEXT_CHARACTERS."""
         parts = [self.between(hole, offset, self.holes[hole].size) if offset < self.front(hole) else "", self._below(hole)]
-        size, at = sum(map(len, parts)), hole + 1
-        while size < CONTEXT_CHARACTERS and at <= len(self.holes):
-            parts.append(self._standing(at) + (self._content(at) if at < len(self.holes) else ""))
-            size, at = size + len(parts[-1]), at + 1
-        return "".join(parts)[:CONTEXT_CHARACTERS]
+        later = (self._standing(at) + self._content(at) for at in range(hole + 1, len(self.holes)))
+        return "".join([*parts, *later, self._standing(len(self.holes))])[:CONTEXT_CHARACTERS]
 
     @property
     def text(self) -> str:
         """The whole file as it stands."""
-        pieces = [self._standing(at) + self._content(at) for at in range(len(self.holes))]
-        return "".join([*pieces, self._standing(len(self.holes))])
+        return self._standing_up_to(len(self.holes))
+
+    def _standing_up_to(self, hole: int) -> str:
+        return "".join([*(self._standing(at) + self._content(at) for at in range(hole)), self._standing(hole)])
 
     def _content(self, hole: int) -> str:
         return self.between(hole, 0, self.holes[hole].size) + self._below(hole)

@@ -1,8 +1,6 @@
 """Counts of a run for each developer and policy version."""
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
 
 @dataclass(frozen=True)
@@ -54,20 +52,31 @@ class Example:
     user: str
     version: str
     file: str
-    before: str  # the cursor's line up to the cursor, and the line above it
+    before: str  # of last_lines
     shown: str
     truth: str
     accepted: bool
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tally:
-    """The sums of a run at one moment."""
+    """The sums of a run so far."""
 
-    cells: Mapping[tuple[str, str], Counts]  # by (user, policy version); the version is empty where the response names none
-    examples: tuple[Example, ...]
-    seconds: float
+    cells: dict[tuple[str, str], Counts] = field(default_factory=dict)
+    """By (user, policy version); the version is empty where the response names none."""
+    examples: list[Example] = field(default_factory=list)
+    seconds: float = 0.0
+    most_examples: int = 0
+
+    def add(self, user: str, version: str, **counts: int) -> None:
+        """Add to the counts of a user and version."""
+        self.cells[user, version] = self.cells.get((user, version), Counts()) + Counts(**counts)
+
+    def keep(self, example: Example) -> None:
+        """Keep an example, up to the maximum number."""
+        if len(self.examples) < self.most_examples:
+            self.examples.append(example)
 
     def by_user(self) -> dict[str, Counts]:
         """Return the sums over versions, by user."""
@@ -100,23 +109,6 @@ class Tally:
         }
 
 
-class Ledger:
-    """The mutable counts of a running run."""
-
-    def __init__(self, examples: int) -> None:
-        self._cells: dict[tuple[str, str], Counter[str]] = {}
-        self._examples: list[Example] = []
-        self._max_examples = examples
-
-    def add(self, user: str, version: str, **counts: int) -> None:
-        """Add to the counts of a user and version."""
-        self._cells.setdefault((user, version), Counter()).update(counts)
-
-    def add_example(self, example: Example) -> None:
-        """Keep an example, up to the maximum number."""
-        if len(self._examples) < self._max_examples:
-            self._examples.append(example)
-
-    def tally(self, seconds: float) -> Tally:
-        """Return a frozen copy of the counts."""
-        return Tally({key: Counts(**counter) for key, counter in self._cells.items()}, tuple(self._examples), seconds)
+def last_lines(prefix: str) -> str:
+    """Return the cursor's line up to the cursor, and the line above it."""
+    return "\n".join(prefix.split("\n")[-2:])

@@ -14,8 +14,10 @@ from evals.developers.protocol import NO_PIN, Pin
 from infra.settings import Settings
 
 DATA, DONE = b"data: ", b"[DONE]"
-Read = Callable[[aiohttp.ClientResponse, Callable[[str], bool]], Awaitable[tuple[str, str, bool]]]
-"""Reads the body of a response."""
+Close = Callable[[str], bool]
+"""Returns whether the developer's typing ends an answer, whose text so far it receives."""
+Read = Callable[[aiohttp.ClientResponse, Close], Awaitable[tuple[str, str, bool]]]
+"""Reads the body of a response: its text, the completion's id and whether it was closed."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +83,20 @@ class EditorClient:
         self.address = address
         self._timeout = aiohttp.ClientTimeout(total=address.timeout_seconds)
 
-    async def complete(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: Pin = NO_PIN
-    ) -> Answer:
-        """Stream a completion. `should_close` receives the text so far and returns whether the developer's typing ends it."""
+    async def complete(self, user: str, prefix: str, suffix: str, should_close: Close | None = None, pin: Pin = NO_PIN) -> Answer:
+        """Stream a completion."""
         pin = pin if pin.version else pin._replace(version=self.address.pin)
-        headers = protocol.request_headers(self.address.token, user, pin)
-        body = protocol.request_body(self.address.model, prefix, suffix)
-        return await self._complete(headers, body, pin.version, _streamed, should_close)
+        request = protocol.continue_request(self.address.model, self.address.token, user, prefix, suffix, pin)
+        return await self._complete(*request, pin.version, _streamed, should_close)
 
-    async def complete_whole(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None
-    ) -> Answer:
+    async def complete_whole(self, user: str, prefix: str, suffix: str, should_close: Close | None = None) -> Answer:
         """Request a completion as Zed does, in one body; `should_close` receives the whole text."""
-        headers = protocol.zed_headers(self.address.token, user, Pin(self.address.pin))
-        body = protocol.zed_body(self.address.model, prefix, suffix)
-        return await self._complete(headers, body, self.address.pin, _whole, should_close)
+        pin = Pin(self.address.pin)
+        request = protocol.zed_request(self.address.model, self.address.token, user, prefix, suffix, pin)
+        return await self._complete(*request, pin.version, _whole, should_close)
 
     async def _complete(
-        self, headers: dict[str, str], body: dict[str, Any], version: str, read: Read, should_close: Callable[[str], bool] | None
+        self, headers: dict[str, str], body: dict[str, Any], version: str, read: Read, should_close: Close | None
     ) -> Answer:
         began = time.monotonic()
         text, completion_id, cancelled, error = "", "", False, ""
@@ -132,7 +129,7 @@ class EditorClient:
             return False
 
 
-async def _streamed(response: aiohttp.ClientResponse, should_close: Callable[[str], bool]) -> tuple[str, str, bool]:
+async def _streamed(response: aiohttp.ClientResponse, should_close: Close) -> tuple[str, str, bool]:
     """Read a stream until its end, or close it. Return its text, the completion's id and whether it was closed."""
     text, completion_id = "", ""
     async for line in response.content:
@@ -147,7 +144,7 @@ async def _streamed(response: aiohttp.ClientResponse, should_close: Callable[[st
     return text, completion_id, False
 
 
-async def _whole(response: aiohttp.ClientResponse, should_close: Callable[[str], bool]) -> tuple[str, str, bool]:
+async def _whole(response: aiohttp.ClientResponse, should_close: Close) -> tuple[str, str, bool]:
     answer = await response.json()
     text = answer["choices"][0]["text"]
     return text, answer.get("id", ""), should_close(text)

@@ -47,8 +47,8 @@ StepsTo = Generator[Wait | Pause, Reaction | None, T]
 Steps = StepsTo[None]
 
 
-@dataclass
-class _Request:
+@dataclass(eq=False)
+class Request:
     """A request whose text may still change."""
 
     pause: Pause
@@ -67,17 +67,12 @@ class Settling:
 
     def __init__(self, draft: Draft, quiet_seconds: float, most_seconds: float, on_settled: OnSettled) -> None:
         self._draft, self._quiet, self._most, self._on_settled = draft, quiet_seconds, most_seconds, on_settled
-        self._requests: list[_Request] = []
+        self._requests: list[Request] = []
 
-    def asked(self, pause: Pause, hole: int, start: int, stop: int, now: float) -> None:
-        """Follow a request."""
-        self._requests.append(_Request(pause, hole, start, stop, now))
-
-    def accepted(self, pause: Pause, text: str) -> None:
-        """Note the accepted completion."""
-        for request in self._requests:
-            if request.pause is pause:
-                request.accepted = text
+    def follow(self, request: Request) -> Request:
+        """Follow a request, and return it."""
+        self._requests.append(request)
+        return request
 
     def edit(self, hole: int, at: int, began: float, ends: float, pasted: bool = False) -> None:
         """Settle what is due before an edit at an offset of a hole, then note the edit; call it before the draft changes."""
@@ -89,39 +84,34 @@ class Settling:
             elif request.hole == hole and request.start <= at <= request.stop:
                 request.edited, request.pasted = ends, request.pasted or pasted
 
-    def deleted(self, pause: Pause, now: float) -> None:
+    def deleted(self, request: Request, now: float) -> None:
         """Settle a request whose text before the cursor goes."""
-        for request in [request for request in self._requests if request.pause is pause]:
-            self._delete(request, now)
+        if request in self._requests:
+            self._requests.remove(request)
+            self._on_settled(request.pause, SettledTruth(None, False, "deleted", now - request.asked, request.first))
 
     def deleted_between(self, hole: int, start: int, end: int, now: float) -> None:
         """Settle the requests whose text before the cursor is written again from offset `start` on."""
         for request in [request for request in self._requests if request.hole == hole and start < request.start <= end]:
-            self._delete(request, now)
+            self.deleted(request, now)
 
     def finish(self, now: float) -> None:
         """Settle all requests: the developer leaves."""
         for request in list(self._requests):
             self._settle(request, now)
 
-    def _delete(self, request: _Request, now: float) -> None:
-        self._requests.remove(request)
-        self._on_settled(request.pause, SettledTruth(None, False, "deleted", now - request.asked, request.first))
-
-    def _settle(self, request: _Request, now: float) -> None:
+    def _settle(self, request: Request, now: float) -> None:
         self._requests.remove(request)
         text = self._text(request)
         whole = self._draft.is_complete(request.hole, request.start, request.stop)
-        first = text if request.first is None else request.first
-        self._on_settled(
-            request.pause, SettledTruth(text, whole, _kind(request, text), min(now - request.asked, self._most), first)
-        )
+        first, seconds = text if request.first is None else request.first, min(now - request.asked, self._most)
+        self._on_settled(request.pause, SettledTruth(text, whole, _kind(request, text), seconds, first))
 
-    def _text(self, request: _Request) -> str:
+    def _text(self, request: Request) -> str:
         return self._draft.between(request.hole, request.start, request.stop)
 
 
-def _kind(request: _Request, text: str) -> Kind:
+def _kind(request: Request, text: str) -> Kind:
     if not text:
         return "unfinished"
     if request.pasted:
@@ -195,37 +185,57 @@ class Writer:
         size = self._draft.holes[hole].size
         for turn in range(self._quirks.most_stops):
             front = self._draft.front(hole)
-            if not self._draft.final(hole, front, stop).strip():
+            truth = self._draft.final(hole, front, stop)
+            if not truth.strip():
                 return
-            pause = self._pause(hole, front, size, self._draft.final(hole, front, stop), (number, "writes", turn))
-            reaction = yield from self._ask(pause, hole, size)
+            request, reaction = yield from self._ask(hole, front, size, truth, (number, "writes", turn))
             yield from self._write(hole, front + len(reaction.typed))
             if reaction.outcome == "accepted":
-                yield from self._accept(pause, reaction, hole, size, rewrite_after)
+                yield from self._accept(request, reaction, rewrite_after)
                 return
-            if not (pause.draws.goes_on or reaction.outcome == "cancelled"):
+            if not (request.pause.draws.goes_on or reaction.outcome == "cancelled"):
                 return
             if reaction.outcome != "cancelled":
                 front = self._draft.front(hole)
                 yield from self._write(hole, front + len(draws.next_word(self._draft.final(hole, front, stop))))
 
-    def _ask(self, pause: Pause, hole: int, stop: int) -> StepsTo[Reaction]:
-        """Pause at the cursor; after an accept, the time until the Tab has passed."""
+    def _ask(self, hole: int, offset: int, stop: int, truth: str, key: tuple[int, Way, int]) -> StepsTo[tuple[Request, Reaction]]:
+        """Pause at an offset of a hole, about to write `truth`; after an accept, the time until the Tab has passed.
+
+        The text up to offset `stop` is missing, and the suffix begins there.
+        `key`: number of the line, the developer's action, and the number of the pause or, if they write again, the offset.
+        """
         yield from self._pass(DEBOUNCE_SECONDS)
-        start = pause.position.offset - self._draft.holes[hole].start
-        self.settling.asked(pause, hole, start, stop, self.clock)
+        draft, developer, (_, way, turn) = self._draft, self._session.developer, key
+        before, after = draft.before(hole, offset), draft.after(hole, stop)
+        position = Position(self._session.source.name, draft.holes[hole].start + offset, before, after, truth)
+        prefix, suffix = editor.prompt_context(before, after)
+        pause = Pause(
+            developer=developer,
+            position=position,
+            prefix=prefix,
+            suffix=suffix,
+            rest=truth if way == "false start" else draft.final(hole, offset, stop),
+            draws=draws_at(random_stream(*self._key, hole, *key), developer.taste, self._quirks),
+            visit=self._session.number,
+            way=way,
+            stop=turn if way == "writes" else 0,
+            asked=self.clock,
+        )
+        request = self.settling.follow(Request(pause, hole, offset, stop, self.clock))
         reaction = yield pause
         assert reaction is not None
         if reaction.outcome == "accepted":
             late = REJECTED_AFTER_SECONDS + pause.draws.late_seconds
             yield from self._pass(late if pause.draws.late else pause.draws.accept_seconds)
-        return reaction
+        return request, reaction
 
-    def _accept(self, pause: Pause, reaction: Reaction, hole: int, stop: int, rewrite_after: int) -> Steps:
+    def _accept(self, request: Request, reaction: Reaction, rewrite_after: int) -> Steps:
         """Insert a completion at the front of a hole; its wrong rest goes at once, or stays for some lines."""
-        draft, front = self._draft, self._draft.front(hole)
-        self.settling.accepted(pause, reaction.typed + reaction.inserted)
-        right = front + matching_prefix(reaction.inserted, draft.final(hole, front, stop))
+        draft, hole = self._draft, request.hole
+        front = draft.front(hole)
+        request.accepted = reaction.typed + reaction.inserted
+        right = front + matching_prefix(reaction.inserted, draft.final(hole, front, request.stop))
         wrong = reaction.inserted[right - front :]
         self.settling.edit(hole, front, self.clock, self.clock)
         draft.write(hole, right)
@@ -234,7 +244,7 @@ class Writer:
         line_end = next((end for _, end in draft.holes[hole].lines if end > right), right)
         patch = Patch(right, right, wrong)
         instead = draft.final(hole, right, line_end)
-        if pause.draws.leaves_wrong and instead.strip() and "\n" not in wrong + instead:
+        if request.pause.draws.leaves_wrong and instead.strip() and "\n" not in wrong + instead:
             draft.write(hole, line_end)
             patch = Patch(right, line_end, wrong)
             draft.put(hole, patch)
@@ -257,13 +267,13 @@ class Writer:
         self.settling.edit(hole, front, self.clock, self.clock + cut / CHARACTERS_PER_SECOND)
         draft.put(hole, patch)
         yield from self._pass(cut / CHARACTERS_PER_SECOND)
-        pause = self._pause(hole, front, draft.holes[hole].size, other[cut:], (number, "false start", 0))
-        reaction = yield from self._ask(pause, hole, draft.holes[hole].size)
+        size = draft.holes[hole].size
+        request, reaction = yield from self._ask(hole, front, size, other[cut:], (number, "false start", 0))
         standing = Patch(front, front, other[:cut] + reaction.typed + reaction.inserted)
         draft.drop(hole, patch)
         draft.put(hole, standing)
         yield from self._pass(0.5 + len(standing.text) / DELETED_PER_SECOND)
-        self.settling.deleted(pause, self.clock)
+        self.settling.deleted(request, self.clock)
         draft.drop(hole, standing)
 
     def _wrong_word(self, hole: int, number: int, chances: LineDraws) -> StepsTo[int]:
@@ -299,11 +309,11 @@ class Writer:
         self.settling.deleted_between(hole, wrong.start, end, self.clock)
         piece = Patch(wrong.start, end, "", open=True)
         draft.put(hole, piece)
-        pause = self._pause(hole, wrong.start, end, draft.final(hole, wrong.start, end), (number, "again", wrong.start))
-        reaction = yield from self._ask(pause, hole, end)
-        if reaction.outcome == "accepted":
-            self.settling.accepted(pause, reaction.typed + reaction.inserted)
-        missing = len(pause.rest) - matching_prefix(reaction.typed + reaction.inserted, pause.rest)
+        truth = draft.final(hole, wrong.start, end)
+        request, reaction = yield from self._ask(hole, wrong.start, end, truth, (number, "again", wrong.start))
+        written = reaction.typed + reaction.inserted
+        request.accepted = written if reaction.outcome == "accepted" else ""
+        missing = len(truth) - matching_prefix(written, truth)
         seconds = missing / CHARACTERS_PER_SECOND
         self.settling.edit(hole, wrong.start, self.clock, self.clock + seconds)
         draft.drop(hole, piece)
@@ -322,26 +332,3 @@ class Writer:
     def _pass(self, seconds: float) -> Steps:
         self.clock += seconds
         yield Wait(seconds)
-
-    def _pause(self, hole: int, offset: int, stop: int, truth: str, key: tuple[int, Way, int]) -> Pause:
-        """Return a pause at an offset of a hole; the text up to offset `stop` is missing, and the suffix begins there.
-
-        `key`: number of the line, the developer's action, and the number of the pause or, if they write again, the offset.
-        """
-        draft, span = self._draft, self._draft.holes[hole]
-        before, after = draft.before(hole, offset), draft.after(hole, stop)
-        position = Position(self._session.source.name, span.start + offset, before, after, truth)
-        developer, (_, way, turn) = self._session.developer, key
-        prefix, suffix = editor.prompt_context(before, after)
-        return Pause(
-            developer=developer,
-            position=position,
-            prefix=prefix,
-            suffix=suffix,
-            rest=truth if way == "false start" else draft.final(hole, offset, stop),
-            draws=draws_at(random_stream(*self._key, hole, *key), developer.taste, self._quirks),
-            visit=self._session.number,
-            way=way,
-            stop=turn if way == "writes" else 0,
-            asked=self.clock + DEBOUNCE_SECONDS,
-        )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evals.demo import chances, closing, comparison, report
+from evals.demo import closing, comparison, page
 from evals.demo.record import (
     Changes,
     Comparison,
@@ -33,7 +33,7 @@ def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
         return ExpectedOutcome(float(accepted), "x = 1", kept=3)
 
     pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
-    return PairedRun((Pin("1"), Pin("2")), pairs, (Tally({}, (), 0.0), Tally({}, (), 0.0)), 0)
+    return PairedRun((Pin("1"), Pin("2")), pairs, (Tally(), Tally()), 0)
 
 
 def test_a_rate_and_its_interval_equal_a_calculation_by_hand() -> None:
@@ -82,7 +82,7 @@ def test_a_rate_without_requests_or_of_one_user_is_an_error() -> None:
 
 def test_live_rows_are_in_the_order_of_the_versions() -> None:
     counts = Counts(requests=10, judged=8, accepted=2, rejected=6, shown=8, nothing=2, accepted_characters=12)
-    tally = Tally({("a", "10"): counts, ("b", "10"): counts, ("a", "9"): counts, ("b", "9"): counts, ("a", ""): counts}, (), 1.0)
+    tally = Tally({("a", "10"): counts, ("b", "10"): counts, ("a", "9"): counts, ("b", "9"): counts, ("a", ""): counts})
     rows = comparison.live_rows(tally)
     assert [row.version for row in rows] == ["9", "10"]
     assert rows[0].acceptance.rate == pytest.approx(0.2)
@@ -156,7 +156,7 @@ def test_the_gain_divides_into_what_was_learnt_and_what_is_decided() -> None:
         Pair(user, number, tuple(ExpectedOutcome(float(accepted), "x = 1", kept=3) for accepted in outcomes))
         for number, (user, outcomes) in enumerate(rows)
     )
-    row = comparison.ground_row(PairedRun((Pin(),) * 4, pairs, (Tally({}, (), 0.0),) * 4, 0), names, 0.1)
+    row = comparison.ground_row(PairedRun((Pin(),) * 4, pairs, (Tally(),) * 4, 0), names, 0.1)
     assert (row.base_best.rate, row.base_served.rate, row.champion.rate) == (0.25, 0.0, 0.75)
     assert row.champion_all and row.champion_all.rate == 0.5
     assert row.learning and row.showing
@@ -195,21 +195,21 @@ def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
     rows = [completion(str(n), time=NOW, chance=0.9 if n % 2 else 0.1, audited=n == 8) for n in range(9)]
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [*rows, completion("x", time=NOW, chance=0.5)])
     wanted = {str(n) for n in range(9)}
-    found = chances.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
+    found = closing.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
     assert found == {str(n): 0.9 if n % 2 else 0.1 for n in range(8)}
     pairs = tuple(
         Pair("u", n, (ExpectedOutcome(0.0, ""), ExpectedOutcome(0.0, "foo", kept=3 if n % 2 else 1)), ("", str(n)))
         for n in range(9)
     )
     run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
-    calibrated = chances.calibration(store, NOW - 10, run, lambda: NOW + 1)
+    calibrated = closing.calibration(store, NOW - 10, run, lambda: NOW + 1)
     assert calibrated and calibrated.error == pytest.approx(0.1)
     assert [(bin.count, bin.kept) for bin in calibrated.bins] == [(4, 0.0), (4, 1.0)]
-    assert chances.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
+    assert closing.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
 
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
-    report.write(_report(), tmp_path)
+    page.write(_report(), tmp_path)
     report_json = json.loads((tmp_path / "report.json").read_text())
     assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= report_json.keys()
     assert report_json["grounds"].keys() == {"later", "new", "seen"}
@@ -222,11 +222,11 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
         assert report_json[metric]["base"].keys() == {"rate", "low", "high", "n"}
         assert report_json[metric]["difference"].keys() == {"estimate", "low", "high"}
     assert report_json["calibration"] == {"error": 0.0123, "bins": [{"count": 7, "chance": 0.25, "kept": 0.3}]}
-    page = (tmp_path / "report.html").read_text()
-    assert not re.search("<script|<i>|<b>\\.", page) and "&lt;i&gt;.py" in page
-    assert "not accepted: nothing shown" in page
-    assert page.count('<th scope="col" class="n">base as served</th>') == 1 and "calibration error 0.0123" in page
-    assert "7 beginnings: chance 0.250, kept 0.300" in page
+    html = (tmp_path / "report.html").read_text()
+    assert not re.search("<script|<i>|<b>\\.", html) and "&lt;i&gt;.py" in html
+    assert "not accepted: nothing shown" in html
+    assert html.count('<th scope="col" class="n">base as served</th>') == 1 and "calibration error 0.0123" in html
+    assert "7 beginnings: chance 0.250, kept 0.300" in html
     rows = [
         f'<tr><th scope="row">{name}</th><td class="n">{count}</td></tr>' for name, count in (("trained", 10), ("quarantined", 3))
     ]
@@ -234,6 +234,6 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
         f'<tr><th scope="row">{name}</th><td class="n">{n}</td></tr>'
         for name, n in (("quarantined: &lt;secret&gt;", 3), ("all requests", 13))
     ]
-    assert "".join(rows) in page
-    assert '<tr><th scope="row">share of completed code</th><td class="n">0.2500</td></tr>' in page
-    assert '<th scope="row">language &lt;py&gt;</th><td class="n">10</td><td class="n">0.2000</td>' in page
+    assert "".join(rows) in html
+    assert '<tr><th scope="row">share of completed code</th><td class="n">0.2500</td></tr>' in html
+    assert '<th scope="row">language &lt;py&gt;</th><td class="n">10</td><td class="n">0.2000</td>' in html

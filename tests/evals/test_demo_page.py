@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from evals.demo import comparison, history, snippets
-from evals.demo.page import EXAMPLES_RULE, page
+from evals.demo import comparison, history
+from evals.demo.page import EXAMPLES_RULE, completed, page
 from evals.developers import PairedRun, Pin, Tally
 from evals.developers.tally import Example
 from infra.records import CycleOutcome, Look
@@ -25,7 +25,7 @@ SEEN = Example("u", "1", "a.py", "x = ", "", "value + 1", False, "wrong")
 
 
 def _run(*places: tuple[Example, Example]) -> PairedRun:
-    sides = tuple(Tally({}, tuple(side), 0.0) for side in zip(*places, strict=True))
+    sides = tuple(Tally({}, list(side)) for side in zip(*places, strict=True))
     return PairedRun((Pin("1"), Pin("2")), (), sides, 0)
 
 
@@ -47,10 +47,10 @@ def test_examples_are_the_gains_and_losses_with_the_most_right_characters_and_ea
 
 
 def test_code_is_coloured_as_one_piece_and_stays_as_it_is() -> None:
-    html = snippets.completed("a.py", 'def f(x):\n    """<one', ' two>"""\n    return 1')
+    html = completed("a.py", 'def f(x):\n    """<one', ' two>"""\n    return 1')
     assert '<span class="k">def</span>' in html and '<ins><span class="s"> two' in html, "the text before decides"
     assert unescape(re.sub("<[^>]+>", "", html)) == 'def f(x):\n    """<one two>"""\n    return 1'
-    assert snippets.completed("a.unknown", "a <b", "\n") == "a &lt;b<ins>▮</ins>"
+    assert completed("a.unknown", "a <b", "\n") == "a &lt;b<ins>▮</ins>"
 
 
 def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:

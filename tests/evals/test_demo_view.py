@@ -7,11 +7,12 @@ from rich.console import Console
 
 from evals.demo.loop import USUAL_SECONDS, done_in
 from evals.demo.report import LastScreen
-from evals.demo.view import Arm, View
+from evals.demo.view import View
+from evals.developers import Counts
 from tests.evals.consoles import Clock, console, printed
 from tests.evals.test_demo import UNDECIDED, _report
 
-ARMS = (Arm("champion", "5", 230, 1600), Arm("challenger", "7", 288, 1590))
+ARMS = {"champion v5": Counts(judged=1600, accepted=230), "challenger v7": Counts(judged=1590, accepted=288)}
 LONG = "cycle-000012: registered: " + "the challenger is surely no worse in any guardrail " * 4
 
 
@@ -54,7 +55,7 @@ def test_the_innermost_stage_is_shown_and_a_long_one_is_cut() -> None:
 def test_without_a_terminal_there_are_plain_lines() -> None:
     clock, out = Clock(), console(terminal=False)
     with View(out, clock=clock, every=10.0) as view, view.part("developers type, requests", 400) as part:
-        view.arms(ARMS[:1])
+        view.arms({"champion v5": ARMS["champion v5"]})
         for _ in range(20):
             clock.now += 1.0
             part.advance(10)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from evals.demo import browser as browser_
-from evals.demo import report as report_
-from evals.demo import screens
+from evals.demo import page, screens
 from evals.demo.screens import HEIGHT, WIDTH, Screen
 from infra.cli import main
 from infra.settings import load
@@ -28,7 +27,7 @@ def test_a_picture_of_the_terminal_and_of_the_report_is_taken_without_a_network(
     terminal = tmp_path / "terminal.html"
     terminal.write_text(screens.terminal_page(report()))
     assert not re.search(r"(src|href)=|url\(.https?:", terminal.read_text())
-    report_.write(report(), tmp_path)
+    page.write(report(), tmp_path)
     shown = [
         Screen("terminal", terminal.as_uri(), "document.body.textContent.includes('champion')"),
         Screen("report", (tmp_path / "report.html").as_uri(), "document.body.innerText.includes('demo report')"),

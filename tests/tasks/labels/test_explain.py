@@ -6,8 +6,9 @@ import pytest
 
 from evals.demo import history
 from evals.demo.history import LoopState
+from evals.demo.record import Step
 from infra import cli
-from infra.records import Bucket
+from infra.records import Bucket, Decision, Verdict
 from infra.registry.client import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect
@@ -96,3 +97,22 @@ def test_the_demo_reads_which_requests_explored_and_were_accepted(store: MemoryS
     rows = {row["id"]: (row["exploring"], row["accepted"]) for row in history.request_rows(store, state)}
     assert {name: rows[name] for name in "012"} == {"0": (False, True), "1": (True, False), "2": (False, False)}
     assert rows["young"] == (False, True), "the newest cycle that read it counts: it waited before"
+
+
+def test_the_demo_reads_a_row_of_each_ended_cycle_with_its_verdict(store: MemoryStore) -> None:
+    for name, body in (
+        ("training", {"steps": [{"reward": 0.5, "kl": 0.25, "clip_fraction": 0.125}]}),
+        ("evaluation", {"candidate": {"judged": 7.5}}),
+        ("showing", {"reliability": {"error": 0.1, "bins": []}}),
+    ):
+        store.put_json(f"cycles/cycle-000001/{name}.json", body)
+    ended = {"version": "2", "reason": "it was registered", "result": "registered"}
+    outcomes = {"cycle-000001": {**ended, "experiment": "e1"}, "cycle-000002": {**ended, "experiment": "", "result": "refused"}}
+    verdict = Verdict(verdict="promote", reason="won", estimate=0.02, low=0.01, high=0.03)
+    state = LoopState(Aliases(None, None, None, None), outcomes, {"e1": Decision.model_construct(verdict=verdict)})
+    first, second = history.cycle_rows(store, state)
+    assert (first.verdict, first.reason, first.estimate, first.low, first.high) == ("promote", "won", 0.02, 0.01, 0.03)
+    assert (first.judge, first.kl, first.clip_fraction, first.samples) == (7.5, 0.25, 0.125, 1)
+    assert first.calibration and first.calibration.error == 0.1 and first.steps == [Step(reward=0.5, kl=0.25)]
+    assert (second.verdict, second.reason, second.estimate) == ("refused", "it was registered", None)
+    assert second.calibration is None and second.steps == []
