@@ -1,4 +1,4 @@
-"""The data path's benchmark
+"""The data path's benchmark.
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
@@ -7,13 +7,10 @@ context lines become tokens of as many samples as a production's cycle trains on
 network is measured.
 """
 
-import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.rigs.servers import in_new_process
 from infra.model.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
@@ -267,40 +265,35 @@ def settled_tokens(collect: Collect) -> SettledTokens:
     return SettledTokens(Renderer(tokenizer, "spm", *PROMPT_SIZES), MAX_TOKENS, collect.hindsight.lines)
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Join made completions in processes of their own, whose memory is measured."""
-    sizes = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
-    async for one in in_thread(figures_of(*sizes, bench)):
-        yield one
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many.
 
-
-def figures_of(completions: int, trained: int, hours: int, bench: Bench) -> Iterator[Figure]:
-    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many; yield the figures."""
+    Each time in a process of its own, whose memory is measured.
+    """
+    completions, trained, hours = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
     per_hour = completions // hours
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 7, share=1.0) as part:
         store = FolderStore(Path(folder))
 
-        def run(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
-            parameters = json.dumps([folder, end, served, least, hindsight, trained])
-            command = (sys.executable, "-m", "evals.bench.join", parameters)
-            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        def joined(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
+            found = in_new_process(measure, Path(folder), end, served, least, hindsight, trained)
             part.advance()
-            return dict(json.loads(done.stdout))
+            return found
 
         served = make(store, per_hour, range(hours))
         part.advance()
-        once = run(hours, LEAST_REQUESTS, trained=trained)
+        once = joined(hours, LEAST_REQUESTS, trained=trained)
         yield from of_one_run(once, completions, per_hour * hours)
-        without = run(hours, LEAST_REQUESTS, hindsight=False)
+        without = joined(hours, LEAST_REQUESTS, hindsight=False)
         yield figure("join.without_hindsight", total_of(without), "s")
         yield figure("join.hindsight", total_of(once) / total_of(without), "times the time without", most=TARGET_HINDSIGHT)
         yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
-        fewer = run(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
+        fewer = joined(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
         yield figure("join.fewer_partitions", fewer["partitions"], "")
         yield figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT)
         served += make(store, per_hour, range(hours, 2 * hours))
         part.advance()
-        twice = run(2 * hours, LEAST_REQUESTS)
+        twice = joined(2 * hours, LEAST_REQUESTS)
     yield figure("join.twice", total_of(twice) / total_of(once), "times the time", most=TARGET_TWICE)
     yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
     yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)
@@ -324,8 +317,3 @@ def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterat
 def total_of(run: Mapping[str, float]) -> float:
     """Return the seconds of a run's steps."""
     return sum(run[step] for step in STEPS)
-
-
-if __name__ == "__main__":  # the process of one measurement
-    parameters = json.loads(sys.argv[1])
-    print(json.dumps(measure(Path(parameters[0]), *parameters[1:])))

@@ -17,14 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 from scipy.stats import binom
 from tokenizers import Tokenizer
 
 from evals import developers
-from evals.bench.cpu_time import CpuTime
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.plain_vllm import plain_vllm
-from evals.bench.streams import StreamResult, first_token_percentiles, session, stream_completions
+from evals.bench.rigs.apps import plain_vllm
+from evals.bench.streams import StreamResult, bearer, first_token_percentiles, session, stream_completions
 from evals.bench.swap import measure_swaps
 from infra import settings as configuration
 from infra.model import fim
@@ -46,6 +46,33 @@ MIN_THROUGHPUT = 0.95
 """Target for the app's share of plain vLLM's throughput."""
 
 
+class CpuTime:
+    """A context manager that adds up the CPU seconds of the processes that listen on the given ports.
+
+    `seconds` holds them by name; child processes, such as vLLM's engine core, count as `NAME_core`.
+    """
+
+    def __init__(self, ports: Mapping[str, int | None]) -> None:
+        listening = {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        self._processes: dict[str, list[psutil.Process]] = {}
+        for name, port in ports.items():
+            server = psutil.Process(listening[port])
+            self._processes[name] = [server]
+            if children := server.children(recursive=True):
+                self._processes[f"{name}_core"] = children
+        self.seconds = dict.fromkeys(self._processes, 0.0)
+
+    def __enter__(self) -> None:
+        self._before = self._now()
+
+    def __exit__(self, *error: object) -> None:
+        for name, now in self._now().items():
+            self.seconds[name] += now - self._before[name]
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(sum(p.cpu_times()[:2]) for p in processes) for name, processes in self._processes.items()}
+
+
 class Side:
     """One server's results at one concurrency."""
 
@@ -56,15 +83,9 @@ class Side:
         self.block_throughput: list[float] = []
 
     async def run_block(self, http: aiohttp.ClientSession, bodies: Sequence[dict[str, Any]], concurrency: int) -> None:
-        """Stream one block of completions.
-
-        Raises:
-            RuntimeError: a request failed.
-        """
+        """Stream one block of completions. Raises RuntimeError if a request failed."""
         with self.cpu:
             results, seconds = await stream_completions(http, self._url, bodies, concurrency)
-        if errors := [result.error for result in results if result.error]:
-            raise RuntimeError(f"{self._url}: {len(errors)} of {len(results)} requests failed: {errors[0]}; run `tabloop status`")
         self.results += results
         self.block_p99.append(first_token_percentiles(results)[1])
         self.block_throughput.append(sum(result.tokens for result in results) / seconds)
@@ -83,9 +104,9 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """
     blocks, requests = BLOCKS.of(bench.quick), REQUESTS.of(bench.quick)
     pairs = prompts(settings, sum(blocks[concurrency] * requests[concurrency] for concurrency in blocks))
-    token = developers.simulation_token(settings)
+    developers.simulation_token(settings)  # raises where it is missing
     app = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
-    async with session(token) as http:
+    async with session(settings.serving.simulation_token) as http:
         async with plain_vllm(settings, http) as plain:
             async for one in compare(http, settings, pairs, (app, plain), bench):
                 yield one
@@ -184,9 +205,7 @@ def median_figures(name: str, block_values: Iterable[float], unit: str, **target
 
 async def _champion_url(http: aiohttp.ClientSession, settings: Settings) -> str:
     """Return the address of the engine that serves the champion."""
-    token = settings.serving.admin_token
-    headers = {"Authorization": f"Bearer {token.get_secret_value() if token else ''}"}
     url = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
-    async with http.get(url, headers=headers) as response:
+    async with http.get(url, headers=bearer(settings.serving.admin_token)) as response:
         slots = (await response.json())["slots"]
     return next(slot["url"] for slot in slots if slot["role"] == "champion")

@@ -5,11 +5,14 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
+from operator import contains
 from typing import Any
 
 import aiohttp
 
 from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.rigs.servers import until
 from evals.bench.streams import StreamResult, first_token_percentiles, stream_completion
 from infra.registry.client import CHAMPION, Registry
 from infra.settings import Settings
@@ -70,11 +73,8 @@ async def measure_swaps(
                 version = registry.create_version(source, {"bench": "swap"}, "The champion once more, to measure a swap.").version
                 moved = time.monotonic()
                 registry.set_alias(CHAMPION, version)
-                while version not in load.first_token_at:
-                    if time.monotonic() > moved + MAX_SECONDS:
-                        late = f"version {version} is not served {MAX_SECONDS:.0f} s after the alias moved"
-                        raise RuntimeError(f"serving: {late}; run `tabloop status`")
-                    await asyncio.sleep(0.02)
+                late = f"serving: version {version}, to which the alias moved, is not served"
+                await until(partial(contains, load.first_token_at, version), MAX_SECONDS, late, every=0.02)
                 await asyncio.sleep(SECONDS_AFTER)
                 swaps.append((version, moved, time.monotonic()))
                 part.advance()
@@ -82,7 +82,11 @@ async def measure_swaps(
         load.stop()
         await asyncio.gather(*streams)
         registry.set_alias(CHAMPION, champion)
-    await _until_served(http, url, bodies[0], champion)
+
+    async def is_back() -> bool:
+        return (await stream_completion(http, url, bodies[0])).version == champion
+
+    await until(is_back, MAX_SECONDS, f"serving: version {champion} is not served again", every=0.5)
     return _figures(load, swaps)
 
 
@@ -100,11 +104,3 @@ def _figures(load: Load, swaps: Sequence[tuple[str, float, float]]) -> list[Figu
         figure("swap.alias_to_first_token", statistics.median(delays), "s"),
         figure("swap.alias_to_first_token.longest", max(delays), "s"),
     ]
-
-
-async def _until_served(http: aiohttp.ClientSession, url: str, body: dict[str, Any], version: str) -> None:
-    deadline = time.monotonic() + MAX_SECONDS
-    while (await stream_completion(http, url, body)).version != version:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"serving: version {version} is not served again after {MAX_SECONDS:.0f} s; run `tabloop status`")
-        await asyncio.sleep(0.5)

@@ -19,10 +19,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
-from evals.bench.typists import settle, typing
+from evals.bench.loop import end_test, settle, typing
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
-from infra.registry.client import CHALLENGER, Registry
+from infra.registry.client import Registry
 from infra.settings import ROOT, Settings
 from infra.stack.parts import clients, environment
 from infra.storage.store import CHECKSUMS, ObjectStore, sha256
@@ -143,8 +143,7 @@ def take_candidate(store: ObjectStore, registry: Registry, taken: set[str]) -> t
         raise RuntimeError(
             f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {labels} samples of requests"
         )
-    registry.set_experiment(None)
-    registry.delete_alias(CHALLENGER)
+    end_test(registry)
     return manifest.samples.sha256, store.directory_sha256(f"checkpoints/{name}")
 
 
@@ -162,15 +161,14 @@ def verify_objects(store: ObjectStore) -> None:
             pq.read_table(io.BytesIO(body))
             if ("samples-" in key or "quarantined-" in key) and sha256([body]) not in key:
                 raise ValueError(f"{key}: SHA-256 is {sha256([body])}, not the one in its key")
-        content = json.loads(body) if key.endswith(".json") else {}
+        if key.endswith(".json"):
+            json.loads(body)
+        checksums: dict[str, str] = {}
         if key.endswith(CHECKSUMS):
-            _verify_checksums(store, key, {key.removesuffix(CHECKSUMS) + name: digest for name, digest in content.items()})
+            checksums = {key.removesuffix(CHECKSUMS) + name: digest for name, digest in json.loads(body).items()}
         if key.endswith("manifest.json"):
             samples = Manifest.model_validate_json(body).samples
-            _verify_checksums(store, key, {samples.key: samples.sha256})
-
-
-def _verify_checksums(store: ObjectStore, source: str, checksums: dict[str, str]) -> None:
-    for key, expected in checksums.items():
-        if (actual := sha256([store.get(key)])) != expected:
-            raise ValueError(f"{key}: SHA-256 is {actual}, expected {expected} by {source}")
+            checksums = {samples.key: samples.sha256}
+        for of, expected in checksums.items():
+            if (actual := sha256([store.get(of)])) != expected:
+                raise ValueError(f"{of}: SHA-256 is {actual}, expected {expected} by {key}")

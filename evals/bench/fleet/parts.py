@@ -2,29 +2,28 @@
 
 import json
 import os
-import random
 import re
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from evals.bench.rigs import postgresql, servers
+from evals.bench.rigs.apps import own_variables
 from evals.bench.rigs.postgresql import PostgreSQL
-from evals.bench.rigs.servers import Server
+from evals.bench.rigs.servers import Server, answers, free_ports
+from evals.bench.streams import bearer
 from evals.developers import Address, simulation_token
 from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import bootstrap, secrets
-from infra.stack.parts import request
 
 PAGE = ROOT / "infra/docs/operate/replicas.md"
 """The documentation with HAProxy's configuration."""
 REPLICAS, ENGINES = 3, 2
-LOWEST_PORT, PORT_RANGE = 10_000, Path("/proc/sys/net/ipv4/ip_local_port_range")
 NOTICE_SECONDS = 4.0
 """serving.drain.notice_seconds of the replicas: HAProxy goes elsewhere after two checks, a second apart."""
 
@@ -91,9 +90,7 @@ class Fleet:
 
     def arms(self) -> list[tuple[str | None, str | None]]:
         """Return the versions that each replica has as champion and challenger; none of a replica that does not answer."""
-        token = self.settings.serving.admin_token
-        assert token
-        headers, found = {"Authorization": f"Bearer {token.get_secret_value()}"}, []
+        headers, found = bearer(self.settings.serving.admin_token), []
         for url in self.states:
             try:
                 status = httpx.get(url, headers=headers, timeout=10.0).raise_for_status().json()
@@ -157,7 +154,7 @@ def running(folder: Path) -> Iterator[Fleet]:
         replicas, addresses = [], []
         for number in range(REPLICAS):
             addresses.append((next(ports), next(ports)))
-            own = shared | _replica(folder / f"replica-{number}", *addresses[-1])
+            own = shared | own_variables(folder / f"replica-{number}", *addresses[-1])
             replicas.append(started(servers.of_part("serving", load(LOCAL, own), given | own, folder / f"replica-{number}.log")))
         for server in replicas:
             server.wait()
@@ -166,49 +163,16 @@ def running(folder: Path) -> Iterator[Fleet]:
         yield Fleet(settings, database, prefect, mlflow, tuple(engines), tuple(replicas), states)
 
 
-def _replica(folder: Path, port: int, feedback_port: int) -> dict[str, str]:
-    return {
-        "TABLOOP_SERVING__PORT": str(port),
-        "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback_port),
-        "TABLOOP_SERVING__SPOOL": str(folder / "spool"),
-        "TABLOOP_SERVING__STATE": str(folder / "state"),
-    }
-
-
 def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int]], given: Mapping[str, str]) -> Server:
     serving, file = settings.serving, folder / "haproxy.cfg"
     file.write_text(haproxy_configuration(PAGE.read_text(), (serving.port, serving.feedback_port), replicas))
     program = haproxy_program()
     assert program, "lacking() names it"
-    return Server(
-        "haproxy",
-        (program, "-db", "-f", str(file)),
-        given,
-        folder / "haproxy.log",
-        lambda: request(f"http://127.0.0.1:{serving.port}/ready")[0] == 200,
-    )
+    ready = partial(answers, f"http://127.0.0.1:{serving.port}/ready")
+    return Server("haproxy", (program, "-db", "-f", str(file)), given, folder / "haproxy.log", ready)
 
 
 def engine_version(settings: Settings, slot: int) -> str:
     """Return the version that an engine holds."""
-    token = settings.serving.engine_token
-    assert token
-    headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
-    return (
-        httpx.get(f"{settings.serving.engines[slot]}/health", headers=headers, timeout=10.0).raise_for_status().json()["version"]
-    )
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free ports outside the range of outgoing connections, one of which could get the port of a killed server."""
-    low, found = int(PORT_RANGE.read_text().split()[0]), list[int]()
-    for port in random.sample(range(LOWEST_PORT, low), low - LOWEST_PORT):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"{count} ports from {LOWEST_PORT} to {low - 1} are not free")
+    url, headers = f"{settings.serving.engines[slot]}/health", bearer(settings.serving.engine_token)
+    return str(httpx.get(url, headers=headers, timeout=10.0).raise_for_status().json()["version"])

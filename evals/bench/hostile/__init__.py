@@ -32,7 +32,8 @@ from schemathesis.specs.openapi.checks import (
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.hostile.bodies import bodies
 from evals.bench.hostile.connections import silent, unfinished
-from evals.bench.own_app import BUCKET, ready, running_app
+from evals.bench.rigs.apps import BUCKET, ready, running_app
+from evals.bench.streams import bearer
 from infra.settings import Settings
 from infra.storage.store import ObjectStore
 
@@ -96,8 +97,7 @@ def _operations(url: str) -> list[APIOperation]:
 
 def _send_batch(settings: Settings, operations: Sequence[tuple[str, APIOperation]], outcome: Counter[str]) -> None:
     """Make and send BATCH requests, as described and otherwise, with and without a token, and count the outcomes."""
-    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
-    headers: list[dict[str, str]] = [{"Authorization": f"Bearer {token}", "X-User-ID": "bench", "X-Project-ID": "bench"}, {}]
+    headers: list[dict[str, str]] = [bearer(settings.serving.token) | {"X-User-ID": "bench", "X-Project-ID": "bench"}, {}]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
     cases = [
         st.tuples(st.just(url), operation.as_strategy(mode))
