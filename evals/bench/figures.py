@@ -28,10 +28,8 @@ class Figure:
     unit: str
     target: float | None
     met: bool
-    quick: bool = False
-    """Whether it is of a quick run: of fewer repetitions, so less sure."""
-    bound: bool = False
-    """Whether it is the end of an interval. A quick run has no target for it: its intervals are too wide."""
+    quick: bool = False  # whether it is of a quick run: of fewer repetitions, so less sure
+    bound: bool = False  # whether it is the end of an interval. A quick run has no target for it: its intervals are too wide.
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,8 @@ class Bench:
     name: str
     quick: bool
     progress: Progress
-    minutes: float = 0.0
-    """The time that it usually takes."""
-    folder: Path = FOLDER
-    """Where its figures are written."""
+    minutes: float = 0.0  # the time that it usually takes
+    folder: Path = FOLDER  # where its figures are written
 
     def part(self, name: str, total: float = 0.0, share: float = 0.0) -> AbstractContextManager[Part]:
         """Show a part of the benchmark, with its share of the benchmark's time."""

@@ -21,15 +21,11 @@ CHUNK = b"data: {"
 class StreamResult:
     """The result of one request."""
 
-    sent_at: float
-    """Monotonic seconds."""
-    first_ms: float
-    """Milliseconds to the first chunk; to the end without one."""
+    sent_at: float  # monotonic seconds
+    first_ms: float  # milliseconds to the first chunk; to the end without one
     total_ms: float
-    tokens: int
-    """Sampled tokens, as the server reports at the end."""
-    version: str
-    """X-Tabloop-Version; empty where the server sends none."""
+    tokens: int  # sampled tokens, as the server reports at the end
+    version: str  # X-Tabloop-Version; empty where the server sends none
     error: str = ""
 
 

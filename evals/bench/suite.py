@@ -56,8 +56,7 @@ class Ended:
     name: str
     figures: Sequence[Figure]
     seconds: float
-    failure: str = ""
-    """Why it did not come to its end; empty if it did."""
+    failure: str = ""  # why it did not come to its end; empty if it did
 
     @property
     def missed(self) -> list[str]:

@@ -116,10 +116,8 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
 class Cost(NamedTuple):
     """The cost of one side."""
 
-    seconds: float
-    """CPU-seconds of the best step."""
-    memory: float
-    """Peak in MiB."""
+    seconds: float  # cPU-seconds of the best step
+    memory: float  # peak in MiB
 
 
 def measure_sides(folder: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Cost, Cost]:

@@ -38,10 +38,8 @@ class Drift:
     name: str
     mean: float
     spread: float
-    mode: Mode = "superiority"
-    """Mode of the tests."""
-    anchor: bool = False
-    """Whether champions are compared with the base."""
+    mode: Mode = "superiority"  # mode of the tests
+    anchor: bool = False  # whether champions are compared with the base
 
 
 DRIFTS = (
@@ -56,13 +54,10 @@ DRIFTS = (
 class End:
     """The end of a chain."""
 
-    quality: float
-    """Acceptance of the last champion over that of the base."""
+    quality: float  # acceptance of the last champion over that of the base
     promotions: int
-    surely_worse: bool
-    """Whether a last test, of the same size, finds the champion surely worse than the base."""
-    returns: int = 0
-    """How often the anchor came back."""
+    surely_worse: bool  # whether a last test, of the same size, finds the champion surely worse than the base
+    returns: int = 0  # how often the anchor came back
 
 
 @dataclass
@@ -71,10 +66,8 @@ class _Line:
 
     quality: list[float]
     parent: list[int]
-    promising: list[bool]
-    """Whether a version may be trained further while its champion serves."""
-    tested: list[int]
-    """The champion that each was tested against."""
+    promising: list[bool]  # whether a version may be trained further while its champion serves
+    tested: list[int]  # the champion that each was tested against
 
 
 class _Anchored:
@@ -83,7 +76,7 @@ class _Anchored:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._plan: Plan = plan_of_comparison(Settings(experiment=SETTINGS))
-        self._newest, self._sums = 0, dict[str, np.ndarray]()
+        self._newest, self._sums = 0, dict[tuple[str, Arm, str], np.ndarray]()
         self.returns, self.leaning = 0, False
 
     def gives_way(self, champion: int, quality: float, cycle: int) -> bool:
@@ -105,20 +98,18 @@ class _Anchored:
     def _added(self, found: Simulation, champion: int) -> ArmTotals:
         """Return the totals with these requests; the later part is that of the newest champion."""
         totals, met = found.totals(found.world.blocks), found.requests.any(axis=1)
-        since = {} if champion != self._newest else {name: sums for name, sums in self._sums.items() if name.startswith("later")}
-        earlier = {name: sums for name, sums in self._sums.items() if not name.startswith("later")} | since
-        parts = {"during": totals.during, "in_block": totals.in_block, "later": totals.during}
-        for part, by_arm in parts.items():
+        if champion != self._newest:
+            self._sums = {key: sums for key, sums in self._sums.items() if key[0] != "later"}
+        for part, by_arm in {"during": totals.during, "in_block": totals.in_block, "later": totals.during}.items():
             for arm in ARMS:
                 for name, values in by_arm[arm].items():
-                    padded, key = np.zeros(len(met)), f"{part} {arm} {name}"
-                    padded[met] = values
-                    earlier[key] = earlier.get(key, 0.0) + padded
+                    sums = self._sums.setdefault((part, arm, name), np.zeros(len(met)))
+                    sums[met] += values
         before = {name: np.zeros(len(met)) for name in totals.before}
-        self._newest, self._sums = champion, earlier
+        self._newest = champion
 
         def of(part: str, names: Sequence[str]) -> dict[Arm, dict[str, np.ndarray]]:
-            return {arm: {name: earlier[f"{part} {arm} {name}"] for name in names} for arm in ARMS}
+            return {arm: {name: self._sums[part, arm, name].copy() for name in names} for arm in ARMS}
 
         return ArmTotals(of("during", (*SUMS, *UNCAPPED)), of("later", SUMS), before, {}, in_block=of("in_block", SUMS))
 

@@ -1,6 +1,6 @@
 """Simulated A/B tests through the gate's own decision
 
-Rows (rows.py) whose name begins with
+Rows (rows.toml) whose name begins with
 
     equal              the versions do not differ: how often one is promoted, and how often the interval misses
     power              a true gain: how often it is promoted, beside one plain test of acceptance at the end of the same requests
@@ -16,17 +16,16 @@ No server is needed. Seeds are those of the row's tests, one after another.
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
 from evals.bench.experiments.chains import CYCLES, DRIFTS, chains
 from evals.bench.experiments.rows import Case, rows
 from evals.bench.experiments.simulate import Outcome, chance_bound, simulate
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.progress import Part
 from infra.settings import Settings
 
@@ -35,26 +34,20 @@ TESTS, TRAPS, CHAINS = Size(full=1000, quick=8), Size(full=200, quick=5), Size(f
 """Simulated tests of each row of rates and of each trap, and chains."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is simulated."""
-
-    tests: int
-    """Tests of each row of rates."""
-    traps: int
-    """Tests of each trap."""
-    chains: int
-    cycles: int
-    """Tests of a chain."""
-
-    def of(self, row: Case) -> int:
-        """Return the number of tests of a row."""
-        return self.tests if row.rate else self.traps
-
-
-def run_test(row: Case, seed: int) -> Outcome:
-    """Run one test of a row."""
-    return simulate(row.world, row.plan, seed, looks=row.looks)
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Yield the figures of each row of tests as it ends, then those of the chains."""
+    chosen = [(row, (TESTS if row.rate else TRAPS).of(bench.quick)) for row in rows()]
+    count, cycles = CHAINS.of(bench.quick), CYCLES.of(bench.quick)
+    work = sum(tests for _, tests in chosen) + len(DRIFTS) * count * cycles
+    # The runner has threads, with which a fork could end in a deadlock.
+    with (
+        ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool,
+        bench.part("simulated tests", work, share=1.0) as part,
+    ):
+        for row, tests in chosen:
+            found = pool.map(partial(simulate, row.world, row.plan, looks=row.looks), range(tests), chunksize=5)
+            yield from figures_of(row, list(counted(found, part, 1)))
+        yield from chains(pool, count, cycles, lambda ends: counted(ends, part, cycles))
 
 
 def figures_of(row: Case, outcomes: Sequence[Outcome]) -> list[Figure]:
@@ -74,29 +67,6 @@ def figures_of(row: Case, outcomes: Sequence[Outcome]) -> list[Figure]:
         found.append(figure(f"{name}.of_fixed", share, "of the plain test's power", least=0.9 if fixed >= 0.1 else None))
         found.append(figure(f"{name}.time", sum(o.share for o in outcomes) / count, "of the planned time, mean"))
     return found
-
-
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Run every row of tests, and the chains."""
-    quick = bench.quick
-    sizes = Sizes(TESTS.of(quick), TRAPS.of(quick), CHAINS.of(quick), CYCLES.of(quick))
-    async for one in in_thread(simulated(sizes, bench)):
-        yield one
-
-
-def simulated(sizes: Sizes, bench: Bench) -> Iterator[Figure]:
-    """Yield the figures of each row as it ends, then those of the chains."""
-    chosen = list(rows())
-    work = sum(map(sizes.of, chosen)) + len(DRIFTS) * sizes.chains * sizes.cycles
-    # The runner has threads, with which a fork could end in a deadlock.
-    with (
-        ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool,
-        bench.part("simulated tests", work, share=1.0) as part,
-    ):
-        for row in chosen:
-            found = pool.map(run_test, repeat(row), range(sizes.of(row)), chunksize=5)
-            yield from figures_of(row, list(counted(found, part, 1)))
-        yield from chains(pool, sizes.chains, sizes.cycles, lambda ends: counted(ends, part, sizes.cycles))
 
 
 def counted(found: Iterable[T], part: Part, tests: int) -> Iterator[T]:

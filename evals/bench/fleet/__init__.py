@@ -49,8 +49,7 @@ class Run:
     watched: Watched
     bench: Bench
     test: ExperimentRecord
-    bound: float = math.nan
-    """Highest p99 that counts as undisturbed, in milliseconds."""
+    bound: float = math.nan  # highest p99 that counts as undisturbed, in milliseconds
     away: list[tuple[float, float]] = field(default_factory=list)
     """Begin and end of the times in which an engine is away, in Unix seconds."""
 

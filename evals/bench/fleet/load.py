@@ -25,10 +25,8 @@ LEAST = 20
 class Request:
     """A completion that an editor asked for."""
 
-    sent: float
-    """Unix seconds."""
-    ms: float
-    """Milliseconds to the end of the answer."""
+    sent: float  # Unix seconds
+    ms: float  # milliseconds to the end of the answer
     error: str
 
 
@@ -36,10 +34,8 @@ class Request:
 class Event:
     """An event that an editor posted once."""
 
-    sent: float
-    """Unix seconds."""
-    client_id: str
-    """As in its record."""
+    sent: float  # Unix seconds
+    client_id: str  # as in its record
     acknowledged: bool
 
 
@@ -47,8 +43,7 @@ class Event:
 class Watched:
     """What all editors did so far."""
 
-    requests: list[Request] = field(default_factory=list)
-    """Those that the developer did not type over."""
+    requests: list[Request] = field(default_factory=list)  # those that the developer did not type over
     events: list[Event] = field(default_factory=list)
 
     def client(self, session: aiohttp.ClientSession, address: Address) -> EditorClient:
@@ -137,14 +132,10 @@ class ArmCounts:
 
     requests: int
     users: int
-    changed: int
-    """Users with requests in both arms."""
-    without: int
-    """Requests that the test did not assign."""
-    elsewhere: int
-    """Requests that the other arm's version answered."""
-    elsewhere_outside: int
-    """Of these, requests outside the times in which an engine was away."""
+    changed: int  # users with requests in both arms
+    without: int  # requests that the test did not assign
+    elsewhere: int  # requests that the other arm's version answered
+    elsewhere_outside: int  # of these, requests outside the times in which an engine was away
 
 
 def arm_counts(completions: Iterable[Completion], test: ExperimentRecord, away: Sequence[tuple[float, float]]) -> ArmCounts:

@@ -18,8 +18,8 @@ from evals.bench.rigs.postgresql import PostgreSQL
 from evals.bench.rigs.servers import Server, answers, free_ports
 from evals.bench.streams import bearer
 from evals.developers import Address, simulation_token
-from infra.settings import LOCAL, ROOT, Settings, load
-from infra.stack import bootstrap, secrets
+from infra.settings import ROOT, Settings
+from infra.stack import bootstrap
 
 PAGE = ROOT / "infra/docs/operate/replicas.md"
 """The documentation with HAProxy's configuration."""
@@ -67,15 +67,11 @@ def haproxy_configuration(page: str, ports: Sequence[int], replicas: Sequence[tu
 class Fleet:
     """The running servers."""
 
-    settings: Settings
-    """Those of a client: its addresses are HAProxy's."""
+    settings: Settings  # those of a client: its addresses are HAProxy's
     database: PostgreSQL
-    prefect: Server
-    mlflow: Server
     engines: tuple[Server, ...]
     replicas: tuple[Server, ...]
-    states: tuple[str, ...]
-    """URL of each replica's /admin/status."""
+    states: tuple[str, ...]  # URL of each replica's /admin/status
 
     @property
     def address(self) -> Address:
@@ -100,11 +96,9 @@ class Fleet:
         return found
 
 
-def variables(folder: Path, ports: Iterator[int]) -> dict[str, str]:
-    """Return the settings of a fleet: an empty state, free ports, and the small base model of the local stack."""
+def variables(ports: Iterator[int]) -> dict[str, str]:
+    """Return the settings of a fleet: free ports, and the small base model of the local stack."""
     return {
-        "TABLOOP_STACK__STATE": str(folder / "stack"),
-        "TABLOOP_STORE__LOCK": str(folder / "s3.lock"),
         "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{next(ports)}",
         "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{next(ports)}",
         "TABLOOP_ORCHESTRATION__API": f"http://127.0.0.1:{next(ports)}/api",
@@ -124,43 +118,33 @@ def running(folder: Path) -> Iterator[Fleet]:
         ServerError: a server does not start, or does not end.
     """
     ports = iter(free_ports(4 + 3 + ENGINES + 2 * REPLICAS))
-    shared = variables(folder, ports)
-    secrets.ensure(folder / "stack")
-    given = {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")}
-    settings = load(LOCAL, shared)
+    shared = variables(ports)
+    settings, given = servers.own_settings(folder, shared)
     with ExitStack() as exits:
-
-        def started(server: Server) -> Server:
-            server.start()
-            exits.callback(server.kill)
-            return server
-
-        s3 = started(servers.of_part("s3", settings, given | shared, folder / "s3.log"))
+        started = exits.enter_context  # it is killed at the end
+        s3 = started(servers.of_part("s3", settings, given, folder / "s3.log"))
         database = exits.enter_context(postgresql.running(next(ports), folder / "postgresql.log", servers.DATABASES))
         s3.wait()
         for_prefect, for_mlflow, accounts = map(database.url, servers.DATABASES)
-        prefect = started(servers.prefect(settings, given | shared, for_prefect, folder / "prefect.log"))
-        mlflow = started(servers.mlflow(settings, given | shared, for_mlflow, accounts, folder / "mlflow.log"))
-        for server in (prefect, mlflow):
-            server.wait()
+        prefect = started(servers.prefect(settings, given, for_prefect, folder / "prefect.log"))
+        started(servers.mlflow(settings, given, for_mlflow, accounts, folder / "mlflow.log")).wait()
+        prefect.wait()
         list(bootstrap.run(settings))
         # Each on a disk of its own.
-        engines = []
+        engines, replicas, addresses = [], [], []
         for slot in range(ENGINES):
-            own = shared | {"TABLOOP_SERVING__STATE": str(folder / f"engine-{slot}")}
-            log = folder / f"engine-{slot}.log"
-            engines.append(started(servers.of_part(f"engine-{slot}", load(LOCAL, own), given | own, log)))
+            own = servers.own_settings(folder, shared | {"TABLOOP_SERVING__STATE": str(folder / f"engine-{slot}")})
+            engines.append(started(servers.of_part(f"engine-{slot}", *own, folder / f"engine-{slot}.log")))
             engines[-1].wait()
-        replicas, addresses = [], []
         for number in range(REPLICAS):
             addresses.append((next(ports), next(ports)))
-            own = shared | own_variables(folder / f"replica-{number}", *addresses[-1])
-            replicas.append(started(servers.of_part("serving", load(LOCAL, own), given | own, folder / f"replica-{number}.log")))
+            own = servers.own_settings(folder, shared | own_variables(folder / f"replica-{number}", *addresses[-1]))
+            replicas.append(started(servers.of_part("serving", *own, folder / f"replica-{number}.log")))
         for server in replicas:
             server.wait()
         started(_haproxy(settings, folder, addresses, given)).wait()
         states = tuple(f"http://127.0.0.1:{port}/admin/status" for port, _ in addresses)
-        yield Fleet(settings, database, prefect, mlflow, tuple(engines), tuple(replicas), states)
+        yield Fleet(settings, database, tuple(engines), tuple(replicas), states)
 
 
 def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int]], given: Mapping[str, str]) -> Server:

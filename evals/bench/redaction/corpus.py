@@ -1,7 +1,7 @@
 """Texts with and without secrets for the search for secrets: made-up secrets of every kind, project files, hostile texts.
 
-Secrets are drawn when they are needed, from the templates of made_up_secrets.toml: `{a36}` stands for 36 characters of an alphabet.
-So no scanner of this repository finds a secret, and none is a copy of redaction's own patterns.
+Secrets are drawn when they are needed, from the templates of made_up_secrets.toml: `{a36}` stands for 36 characters of the
+alphabet `a`. So no scanner of this repository finds a secret, and none is a copy of redaction's own patterns.
 
 project_files.txt holds files as they stand in projects, for a count that does not come from redaction's own patterns: a line
 `### PATH`, then the file. What stands between « and » is drawn: `a32` 32 characters of an alphabet, `pw` a password and `words` a

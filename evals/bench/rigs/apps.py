@@ -44,13 +44,13 @@ async def running_app(folder: Path, variables: Mapping[str, str]) -> AsyncIterat
     port, feedback_port = free_ports(2)
     folder.mkdir(parents=True, exist_ok=True)
     given = os.environ | {"TABLOOP_STORE__BUCKET": BUCKET} | own_variables(folder, port, feedback_port) | dict(variables)
-    app = Server("serving", (sys.executable, "-m", "serving"), given, folder / "app.log", partial(is_listening, feedback_port))
-    app.start()
-    try:
+    listens = partial(is_listening, feedback_port)
+    with Server("serving", (sys.executable, "-m", "serving"), given, folder / "app.log", listens) as app:
         await asyncio.to_thread(app.wait, UP_SECONDS)
-        yield app, port, feedback_port
-    finally:
-        await asyncio.to_thread(app.stop)
+        try:
+            yield app, port, feedback_port
+        finally:
+            await asyncio.to_thread(app.stop)
 
 
 async def ready(port: int) -> None:
@@ -63,8 +63,7 @@ async def ready(port: int) -> None:
 async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIterator[str]:
     """Run vLLM's own OpenAI server of the base model with the stack's engine arguments. Yields the URL of its completions.
 
-    Raises:
-        ServerError: the server does not start.
+    Raises ServerError: the server does not start.
     """
     (port,) = free_ports(1)
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in engine_arguments(settings)]
@@ -72,15 +71,11 @@ async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIt
     log = configuration.path(settings.stack.state) / "logs" / "plain-vllm.log"
     log.unlink(missing_ok=True)
     command, address = (*VLLM, *model, "--host", "127.0.0.1", "--port", str(port), *flags), f"http://127.0.0.1:{port}"
-    vllm = Server("plain vLLM", command, os.environ | environment(settings), log, partial(answers, f"{address}/health"))
-    vllm.start()
-    try:
+    with Server("plain vLLM", command, os.environ | environment(settings), log, partial(answers, f"{address}/health")) as vllm:
         await asyncio.to_thread(vllm.wait)
         url = f"{address}/v1/completions"
         await stream_completion(http, url, {"model": "plain", "prompt": "x", "max_tokens": 4, "stream": True})
         yield url
-    finally:
-        await asyncio.to_thread(vllm.kill)
 
 
 def engine_arguments(settings: Settings) -> list[tuple[str, Any]]:

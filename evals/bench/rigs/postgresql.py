@@ -84,16 +84,12 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
         at = ("-h", "127.0.0.1", "-p", str(port))
         command = (str(folder / "postgres"), "-D", str(data), *at, "-c", "unix_socket_directories=")
         ready = (str(folder / "pg_isready"), "-q", *at)
-        server = Server("postgresql", command, {"PATH": os.defpath}, log, lambda: _succeeds(ready), user)
-        server.start()
-        try:
+        with Server("postgresql", command, {"PATH": os.defpath}, log, lambda: _succeeds(ready), user) as server:
             server.wait()
             postgres = PostgreSQL(server, port, password)
             for name in databases:
                 postgres.query("postgres", f"CREATE DATABASE {name}")
             yield postgres
-        finally:
-            server.kill()
 
 
 def _copied(folder: Path, directory: Path, user: str) -> Path:

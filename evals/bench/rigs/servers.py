@@ -5,6 +5,7 @@ Prefect's server and MLflow run by their own commands, as production's steps hav
 """
 
 import asyncio
+import os
 import pwd
 import random
 import secrets
@@ -21,13 +22,14 @@ from functools import partial
 from http.client import OK, HTTPException
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 
-from infra.settings import ROOT, Settings
+from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import files
+from infra.stack import secrets as stack_secrets
 from infra.stack.parts import client_environment, environment, parts, request
 from infra.stack.supervision import tail
 
@@ -96,16 +98,14 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Server:
-    """A process with its children."""
+    """A process with its children. In a `with` block it is started, and killed at the end."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     log: Path
-    ready: Callable[[], bool]
-    """Whether it serves; OSError, HTTPException and ValueError mean not yet."""
-    user: str | None = None
-    """Name of the user that it runs as; none: this process's."""
+    ready: Callable[[], bool]  # whether it serves; OSError, HTTPException and ValueError mean not yet
+    user: str | None = None  # name of the user that it runs as; none: this process's
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -113,6 +113,13 @@ class Server:
         """The id of its process."""
         assert self.process, "it was started"
         return self.process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def start(self) -> None:
         """Start it without waiting for it."""
@@ -193,6 +200,13 @@ def as_user(name: str | None) -> dict[str, Any]:
     return {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": ()} if name else {}
 
 
+def own_settings(folder: Path, variables: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """Return the local stack's settings with these variables and a state in a folder, and an environment with these alone."""
+    own = {"TABLOOP_STACK__STATE": str(folder / "stack"), "TABLOOP_STORE__LOCK": str(folder / "s3.lock"), **variables}
+    stack_secrets.ensure(folder / "stack")
+    return load(LOCAL, own), {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | own
+
+
 def of_part(name: str, settings: Settings, given: Mapping[str, str], log: Path) -> Server:
     """Return a part of the local stack as a server of its own, in the given environment."""
     part = parts(settings)[name]
@@ -201,12 +215,7 @@ def of_part(name: str, settings: Settings, given: Mapping[str, str], log: Path) 
 
 
 def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Path) -> Server:
-    """Return Prefect's server at orchestration.api.
-
-    Args:
-        given: environment.
-        database: postgresql://USER:PASSWORD@HOST:PORT/NAME.
-    """
+    """Return Prefect's server at orchestration.api; `given`: environment, `database`: postgresql://USER:PASSWORD@HOST:PORT/NAME."""
     api = settings.orchestration.api
     address, auth = urlsplit(api), settings.orchestration.auth_string
     command = ("prefect", "server", "start", "--host", str(address.hostname), "--port", str(address.port))
@@ -230,8 +239,7 @@ def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts
 
     Args:
         given: environment.
-        database: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models.
-        accounts: the same of the accounts.
+        database: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models; `accounts`: that of the accounts.
     """
     address, store, registry = urlsplit(settings.registry.uri), settings.store, settings.registry
     command = (

@@ -1,16 +1,16 @@
-"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights
+"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights.
 
 An engine samples completions of the base, the trainer takes PPO steps on them, the candidate goes to the object store with its
 delta, the engine fetches it, swaps, and starts again. Widths, depth and vocabulary are real. There is no text: token ids are of
 the whole vocabulary, so no tokenizer is needed. It starts an S3 server and an engine of its own.
 """
 
-import os
+import json
 import random
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +18,15 @@ from typing import Any
 
 import psutil
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
-from evals.bench.fleet.parts import free_ports
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.rigs import servers
-from evals.bench.shape.parts import Engine, MemoryWatch, differences, imported_memory, write_base
+from evals.bench.shape.parts import Engine, MemoryWatch, connect, differences, imported_memory, write_base
 from evals.progress import Progress
 from infra.model import architectures
 from infra.records import Manifest, Sample
 from infra.records.base import ObjectReference
-from infra.settings import LOCAL, Settings, load
+from infra.settings import Settings
 from infra.settings.training import Train
-from infra.stack import secrets
 from infra.storage.deltas import folders, served
 from infra.storage.store import ObjectStore, to_parquet
 from tasks.trainer.memory import fit
@@ -37,11 +35,7 @@ from tasks.trainer.run import Candidate, TrainerOutput, UpdateRefused, train
 from tasks.versions.register import upload
 from tasks.versions.shipped import ParentCopy, ship
 
-SHAPE: Mapping[str, Any] = {
-    **{"model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
-    **{"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6},
-    **{"rope_theta": 1e6, "tie_word_embeddings": True, "initializer_range": 0.02},
-}
+SHAPE: Mapping[str, Any] = json.loads(Path(__file__).with_name("qwen2.5-coder-0.5b.json").read_text())
 """Qwen2.5-Coder-0.5B's config.json."""
 LAYERS = Size(full=24, quick=2)
 ROWS, PROMPT, COMPLETION, STEPS = 24, 64, 24, 2
@@ -101,45 +95,27 @@ class Loop:
         return self.folder / "base"
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Take the loop once; where it fails, its logs stay.
-
-    Raises:
-        RuntimeError: the loop breaks.
-    """
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Take the loop once; where it fails, its logs stay. Raises RuntimeError where it breaks."""
     folder = Path(tempfile.mkdtemp(prefix="tabloop-shape-"))
     bench.progress.say(f"shape: the logs are in {folder} until it ends")
-    async for one in in_thread(taken(bench, folder)):
-        yield one
-    shutil.rmtree(folder)
-
-
-def taken(bench: Bench, folder: Path) -> Iterator[Figure]:
-    """Yield the figures of the loop. Raises RuntimeError where the loop breaks."""
     layers = layers_that_fit(psutil.virtual_memory().available, LAYERS.of(bench.quick))
     bench.progress.say(f"shape: {layers} of {SHAPE['num_hidden_layers']} layers")
     base = write_base(folder / "base", {**SHAPE, "num_hidden_layers": layers})
-    ports = iter(free_ports(2))
-    s3, engine = (f"http://127.0.0.1:{next(ports)}" for _ in range(2))
+    s3, engine = (f"http://127.0.0.1:{port}" for port in servers.free_ports(2))
     variables = {
-        **{"TABLOOP_STACK__STATE": str(folder / "stack"), "TABLOOP_SERVING__STATE": str(folder / "engine")},
-        **{"TABLOOP_STORE__ENDPOINT": s3, "TABLOOP_STORE__LOCK": str(folder / "s3.lock"), "TABLOOP_MODEL__BASE": str(base)},
+        **{"TABLOOP_SERVING__STATE": str(folder / "engine"), "TABLOOP_STORE__ENDPOINT": s3, "TABLOOP_MODEL__BASE": str(base)},
         "TABLOOP_SERVING__ENGINES": f'["{engine}", "http://127.0.0.1:9"]',
     }
-    secrets.ensure(folder / "stack")
-    settings = load(LOCAL, variables)
-    given = {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | variables
+    settings, given = servers.own_settings(folder, variables)
     with ExitStack() as exits:
-        started = [servers.of_part(name, settings, given, folder / f"{name}.log") for name in ("s3", "engine-0")]
-        for server in started:
-            server.start()
-            exits.callback(server.kill)
+        names = ("s3", "engine-0")
+        started = [exits.enter_context(servers.of_part(name, settings, given, folder / f"{name}.log")) for name in names]
         started[0].wait()
         store = ObjectStore.connect(settings.store)
         store.ensure_bucket()
         memory = exits.enter_context(MemoryWatch(PROCESSES))
-        client = exits.enter_context(Engine.connect(settings, started[1]))
-        loop = Loop(folder, layers, store, settings, client, memory, bench.progress)
+        loop = Loop(folder, layers, store, settings, exits.enter_context(connect(settings, started[1])), memory, bench.progress)
         with bench.part("the engine starts", share=0.13):
             yield loop.figure("engine.start", started[1].wait(), "s")
         with bench.part("samples", share=0.07):
@@ -149,14 +125,15 @@ def taken(bench: Bench, folder: Path) -> Iterator[Figure]:
         yield from of_update(loop, candidate)
         with bench.part("export and swap", share=0.4):
             yield from of_swap(loop, candidate.checkpoint)
+    shutil.rmtree(folder)
 
 
 def sampled(loop: Loop) -> list[Sample]:
     """Return completions of the base by the engine, with random advantages."""
     draw = random.Random(0)
     prompts = [[draw.randrange(SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(ROWS)]
-    tokens = loop.engine.sample("0", prompts, COMPLETION, temperature=1.0)
-    logprobs = loop.engine.score("0", prompts, tokens)
+    tokens = loop.engine.tokens_after("0", prompts, COMPLETION, temperature=1.0)
+    logprobs = loop.engine.logprobs_of("0", prompts, tokens)
     return [
         Sample(
             **{"completion_id": f"shape-{row}", "user": "bench", "policy_version": "0", "outcome": "accepted"},
@@ -221,17 +198,17 @@ def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
     travels = sum(len(folders.pack(frame)) for frame in folders.encode(loop.base, rounded))
     yield loop.figure("delta.bfloat16", travels / size_of(rounded), "of a full copy")
     began = time.monotonic()
-    swap = loop.engine.swap(VERSION, fetched["path"])
+    swap = loop.engine.swap_to(VERSION, fetched["path"])
     yield loop.figure("swap", time.monotonic() - began, "s")
     yield loop.figure("swap.pause", swap["pause_ms"] + swap["commit_ms"], "ms")
     draw = random.Random(1)
     prompts = [[draw.randrange(SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(ROWS)]
-    greedy = loop.engine.sample(VERSION, prompts, COMPLETION, temperature=0.0)
-    logprobs = loop.engine.score(VERSION, prompts, greedy)
+    greedy = loop.engine.tokens_after(VERSION, prompts, COMPLETION, temperature=0.0)
+    logprobs = loop.engine.logprobs_of(VERSION, prompts, greedy)
     for name in ("engine", "engine_routes"):
         yield loop.figure(f"{name}.peak", loop.memory.peaks[name] / fit.GB, "GB")
     loop.engine.restart()
-    again = loop.engine.score(VERSION, prompts, greedy)
+    again = loop.engine.logprobs_of(VERSION, prompts, greedy)
     apart = max(abs(a - b) for one, other in zip(logprobs, again, strict=True) for a, b in zip(one, other, strict=True))
     yield loop.figure("restart.largest_difference", apart, "nats", most=0)
     found = differences(checkpoint, prompts, greedy, logprobs)

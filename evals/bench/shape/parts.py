@@ -1,13 +1,12 @@
-"""Parts of bench_shape.py: a checkpoint of random weights, memory by process, an engine's routes, and transformers beside it."""
+"""Parts of the bench `shape`: a checkpoint of random weights, memory by process, engine routes, and transformers beside it."""
 
-import json
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,8 +14,10 @@ import httpx
 import psutil
 
 from evals.bench.rigs.servers import Server
-from infra.model.batches import Batch, BatchResult
+from evals.bench.streams import bearer
+from infra.model.batches import Batch
 from infra.settings import ROOT, Settings
+from tasks.evaluation.models.engine import EngineModels
 
 BIAS = 0.1
 """Standard deviation of the biases, which transformers begins with 0: at 0, a bias in a wrong place would go unnoticed."""
@@ -105,22 +106,11 @@ def own_memory(number: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
-@dataclass(frozen=True)
-class Engine:
-    """The routes of the engine that the bench uses (serving/engine/protocol.py)."""
+@dataclass
+class Engine(EngineModels):
+    """The routes of the engine that the bench uses (serving/engine/protocol.py), with the versions that it names."""
 
-    client: httpx.Client
-    server: Server
-
-    @classmethod
-    @contextmanager
-    def connect(cls, settings: Settings, server: Server) -> "Iterator[Engine]":
-        """Connect to the first engine of the settings."""
-        token, url = settings.serving.engine_token, settings.serving.engines[0]
-        assert token and isinstance(url, str)
-        headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client:
-            yield cls(client, server)
+    server: Server = field(kw_only=True)
 
     def restart(self) -> None:
         """End the engine and start it; it begins with the version that it held last."""
@@ -130,44 +120,37 @@ class Engine:
 
     def fetch(self, version: str, source: str) -> dict[str, Any]:
         """Return an EngineCopy."""
-        return self._post("/fetch", {"version": version, "source": source})
+        return self._change("/fetch", {"version": version, "source": source}, SECONDS)
 
-    def swap(self, version: str, path: str) -> dict[str, Any]:
+    def swap_to(self, version: str, path: str) -> dict[str, Any]:
         """Return a SwapResult."""
-        return self._post("/swap", {"version": version, "path": path})
+        return self._change("/swap", {"version": version, "path": path}, SECONDS)
 
-    def sample(self, version: str, prompts: list[list[int]], count: int, temperature: float) -> list[tuple[int, ...]]:
+    def tokens_after(self, version: str, prompts: list[list[int]], count: int, temperature: float) -> list[tuple[int, ...]]:
         """Return `count` tokens after each prompt."""
-        found = self._batch(Batch(version, prompts, list(range(len(prompts))), max_tokens=count, temperature=temperature))
-        return [result.tokens for result in found]
+        batch = Batch(version, prompts, list(range(len(prompts))), max_tokens=count, temperature=temperature)
+        return [result.tokens for result in self._run(batch, lambda _: None)]
 
-    def score(self, version: str, prompts: list[list[int]], tokens: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    def logprobs_of(self, version: str, prompts: list[list[int]], tokens: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """Return the log-probabilities of tokens after each prompt, at temperature 1."""
         rows = [[*prompt, *row] for prompt, row in zip(prompts, tokens, strict=True)]
-        found = self._batch(Batch(version, rows, [0] * len(rows), scored=[len(row) for row in tokens]))
-        return [result.logprobs for result in found]
+        batch = Batch(version, rows, [0] * len(rows), scored=[len(row) for row in tokens])
+        return [result.logprobs for result in self._run(batch, lambda _: None)]
 
-    def _batch(self, batch: Batch) -> list[BatchResult]:
-        answer = self.client.post("/batch", json=batch.body())
-        rows = [json.loads(line) for line in answer.text.splitlines()]
-        if problem := next((row["error"] for row in rows if "error" in row), ""):
-            raise RuntimeError(f"engine: {problem}")
-        return sorted(map(BatchResult.parse, rows), key=lambda result: result.row)
 
-    def _post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self.client.post(route, json=body)
-        if answer.status_code != 200:
-            raise RuntimeError(f"engine: {route}: HTTP {answer.status_code}: {answer.text[:500]}")
-        return dict(answer.json())
+@contextmanager
+def connect(settings: Settings, server: Server) -> Iterator[Engine]:
+    """Connect to the first engine of the settings."""
+    headers, url = bearer(settings.serving.engine_token), str(settings.serving.engines[0])
+    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client:
+        yield Engine(client, SECONDS, server=server)
 
 
 class Differences(NamedTuple):
     """Largest differences of the engine to transformers, in nats."""
 
-    logprob: float
-    """Of a token's log-probability."""
-    shortfall: float
-    """Of a greedy token to the likeliest one: 0 where both choose the same."""
+    logprob: float  # of a token's log-probability
+    shortfall: float  # of a greedy token to the likeliest one: 0 where both choose the same
 
 
 def differences(
