@@ -119,15 +119,17 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
     rows = len(times)
     user = np.minimum(draw.exponential(USERS / 4, rows), USERS - 1).astype(int)
     ids = [f"cmpl-{name}-{i}" for i in range(rows)]
-
-    def words(value: object, *names: str) -> dict[str, pl.Expr]:
-        return dict.fromkeys(names, pl.lit(value))
-
     lists = {
         "prompt_token_ids": draw.integers(0, 4096, (rows, PROMPT_TOKENS)),
         "token_ids": draw.integers(0, 4096, (rows, TOKENS)),
         "logprobs": -draw.exponential(0.5, (rows, TOKENS)),
         "token_ends": np.tile(np.arange(1, TOKENS + 1) * 2, (rows, 1)),
+    }
+    constant = {
+        **{"client": "continue", "suffix": "\n    return self.scale\n", "text": TEXT, "finish_reason": "length"},
+        **{"policy_version": "1", "arm": "champion", "experiment": "", "temperature": 0.8, "top_p": 1.0, "max_tokens": 24},
+        **dict.fromkeys(("opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"), False),
+        **{"ttft_ms": 5.0, "total_ms": 5.0},
     }
     return pl.DataFrame(
         {
@@ -138,15 +140,7 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
             "prefix": [written(u, time) for u, time in zip(user, times, strict=True)],
             **{name: pl.Series(values).arr.to_list() for name, values in lists.items()},
         }
-    ).with_columns(
-        **words("continue", "client")
-        | words("\n    return self.scale\n", "suffix")
-        | words(TEXT, "text")
-        | words("length", "finish_reason"),
-        **words("1", "policy_version") | words("champion", "arm") | words("", "experiment"),
-        **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"),
-        **words(0.8, "temperature") | words(1.0, "top_p") | words(24, "max_tokens") | words(5.0, "ttft_ms", "total_ms"),
-    )
+    ).with_columns(**{name: pl.lit(value) for name, value in constant.items()})
 
 
 def written(user: int, time: float) -> str:
@@ -195,7 +189,7 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
 
 
 def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
-    """Return the seconds of each step over the events of `make`, and the memory.
+    """Return the seconds of each step over the events of `make`, their total, and the memory.
 
     Args:
         least: requests that a partition holds up to.
@@ -222,13 +216,8 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     orphans = sum(part.orphans for part in joined_parts)
     del joined_parts
     register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
-    accounting = classify(
-        users.with_admission(labelled, register),
-        {"1": 0},
-        plan.partitions[-1].end,
-        settings.collect,
-        WindowCounts(plan.requests, duplicates),
-    )
+    labelled, counts = users.with_admission(labelled, register), WindowCounts(plan.requests, duplicates)
+    accounting = classify(labelled, {"1": 0}, plan.partitions[-1].end, settings.collect, counts)
     del labelled  # a cycle keeps only the accounting
     assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
     done("account")
@@ -242,13 +231,9 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
     figures = {
-        "cpu": time.process_time() - cpu,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "partitions": len(plan.partitions),
-        "samples": chosen.height,
-        "settled": chosen["settled"].count(),
-        "orphans": orphans,
-        "duplicates": duplicates,
+        **{"cpu": time.process_time() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
+        **{"partitions": len(plan.partitions), "samples": chosen.height, "settled": chosen["settled"].count()},
+        **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
     if trained:
         tokens = settled_tokens(settings.collect)
@@ -285,8 +270,8 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         once = joined(hours, LEAST_REQUESTS, trained=trained)
         yield from of_one_run(once, completions, per_hour * hours)
         without = joined(hours, LEAST_REQUESTS, hindsight=False)
-        yield figure("join.without_hindsight", total_of(without), "s")
-        yield figure("join.hindsight", total_of(once) / total_of(without), "times the time without", most=TARGET_HINDSIGHT)
+        yield figure("join.without_hindsight", without["total"], "s")
+        yield figure("join.hindsight", once["total"] / without["total"], "times the time without", most=TARGET_HINDSIGHT)
         yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
         fewer = joined(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
         yield figure("join.fewer_partitions", fewer["partitions"], "")
@@ -294,7 +279,7 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         served += make(store, per_hour, range(hours, 2 * hours))
         part.advance()
         twice = joined(2 * hours, LEAST_REQUESTS)
-    yield figure("join.twice", total_of(twice) / total_of(once), "times the time", most=TARGET_TWICE)
+    yield figure("join.twice", twice["total"] / once["total"], "times the time", most=TARGET_TWICE)
     yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
     yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)
     yield figure("join.twice_partitions", twice["partitions"], "")
@@ -306,14 +291,9 @@ def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterat
     yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
     # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
     most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS.full else None
-    yield figure("join.total", total_of(once), "s", most=most)
+    yield figure("join.total", once["total"], "s", most=most)
     yield figure("join.cpu", once["cpu"], "s")
     yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
     yield figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES)
     yield figure("join.completions", made, "")
     yield from (figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates"))
-
-
-def total_of(run: Mapping[str, float]) -> float:
-    """Return the seconds of a run's steps."""
-    return sum(run[step] for step in STEPS)

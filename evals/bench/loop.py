@@ -57,8 +57,7 @@ async def typing(settings: Settings, users: int, concurrency: int) -> AsyncItera
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Type until there are enough labels, run a cycle, wait for its version in live answers.
 
-    Raises:
-        RuntimeError: the cycle registers no version, or the version is not served.
+    Raises RuntimeError where the cycle registers no version, or the version is not served.
     """
     async with typing(settings, USERS, 32) as (traffic, _):
         began = time.monotonic()

@@ -79,8 +79,7 @@ async def stream_completions(
 ) -> tuple[list[StreamResult], float]:
     """Stream all completions, `concurrency` at a time. Return the results and the seconds they took.
 
-    Raises:
-        RuntimeError: a request failed.
+    Raises RuntimeError where a request failed.
     """
     waiting, results = iter(bodies), list[StreamResult]()
 

@@ -92,11 +92,7 @@ async def run_bench(settings: Settings, bench: Bench) -> Ended:
 
 
 async def run_on_stack(settings: Settings, benches: Sequence[Bench]) -> list[Ended]:
-    """Run benchmarks while the rest of the loop is idle.
-
-    Raises:
-        RuntimeError: an A/B test is running.
-    """
+    """Run benchmarks while the rest of the loop is idle. Raises RuntimeError where an A/B test is running."""
     ended = []
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in (CYCLE, WATCH):
@@ -138,8 +134,7 @@ class CannotRun(ValueError):
 def chosen(names: Sequence[str]) -> list[str]:
     """Return the benchmarks to run: the given ones, by default all but those on demand.
 
-    Raises:
-        CannotRun: a name is unknown, or `fleet` lacks programs.
+    Raises CannotRun where a name is unknown, or `fleet` lacks programs.
     """
     if unknown := [name for name in names if name not in KNOWN]:
         raise CannotRun(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(KNOWN)}")
@@ -151,9 +146,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 def run(settings: Settings, names: Sequence[str], *, quick: bool) -> bool:
     """Run the named benchmarks and print a summary; return whether all came to their end and met their targets.
 
-    Raises:
-        CannotRun: see `chosen`.
-        RuntimeError: an A/B test is running.
+    Raises CannotRun as `chosen` does, and RuntimeError where an A/B test is running.
     """
     names, console = chosen(names), Console()
     os.umask(PRIVATE)

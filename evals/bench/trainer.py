@@ -15,17 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-
 from evals.bench.figures import FOLDER, Bench, Figure, Size, figure
 from evals.bench.padded import LEARNING_RATE
 from infra import settings as configuration
-from infra.model.fim import END, Renderer
+from infra.model.fim import END
 from infra.records import Sample
 from infra.settings import Settings
 from infra.storage.store import to_parquet
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
+from tasks.evaluation.models.base import Text
 
 SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})
 """Number of turns of both sides, by the samples of a step."""
@@ -39,20 +38,17 @@ PRECISIONS = Size(full=("float32", "bfloat16"), quick=("bfloat16",))
 
 def samples_of(count: int, settings: Settings) -> list[Sample]:
     """Return samples of positions in real code with the real text as the completion, so that lengths are as served."""
-    base = configuration.path(settings.model.base)
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    model = settings.model
-    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    rng, end = random.Random(0), tokenizer.token_to_id(END)
+    text = Text.of(configuration.path(settings.model.base), settings.model)
+    rng, end = random.Random(0), text.tokenizer.token_to_id(END)
     sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
     samples = []
     for number, position in enumerate(positions.sample_positions(sources, count, 0)):
-        tokens = (*renderer.encode(position.truth), end)[: settings.serving.sampling.max_tokens]
+        tokens = (*text.renderer.encode(position.truth), end)[: settings.serving.sampling.max_tokens]
         samples.append(
             Sample(
                 # A version other than the current one, so that the trainer computes the reference log-probabilities of the clip.
                 **{"completion_id": f"bench-{number}", "user": "bench", "policy_version": "older", "outcome": "accepted"},
-                **{"prompt_token_ids": tuple(renderer.render(position.prefix, position.suffix)), "token_ids": tokens},
+                **{"prompt_token_ids": tuple(text.renderer.render(position.prefix, position.suffix)), "token_ids": tokens},
                 **{"logprobs": (-1.0,) * len(tokens), "temperature": 1.0, "advantage": rng.gauss(0, 1)},
                 **{"shown_characters": len(position.truth), "accepted_characters": len(position.truth)},
             )
@@ -70,11 +66,7 @@ def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: i
 
 
 def run_process(command: Sequence[str], log: Path) -> float:
-    """Run a process. Return its peak resident memory in MiB.
-
-    Raises:
-        RuntimeError: the process failed.
-    """
+    """Run a process. Return its peak resident memory in MiB. Raises RuntimeError where the process failed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(configuration.ROOT), "PYTHONWARNINGS": "ignore"}
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=configuration.ROOT, env=environment, stdout=output, stderr=output)

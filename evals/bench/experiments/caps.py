@@ -109,12 +109,8 @@ def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str)
     made = reward_samples(with_settled_tokens(without_context_lines(accounting.samples), None), Reward(), weight_shares(limits))
     theirs = made.filter(pl.col("user").str.starts_with(mark))
     weight = float(made["advantage"].abs().sum())
-    return Batch(
-        made.height,
-        theirs.height / max(made.height, 1),
-        float(theirs["advantage"].abs().sum()) / (weight or 1.0),
-        theirs["user"].n_unique(),
-    )
+    weight_share = float(theirs["advantage"].abs().sum()) / (weight or 1.0)
+    return Batch(made.height, theirs.height / max(made.height, 1), weight_share, theirs["user"].n_unique())
 
 
 def register_of(tokens: bool) -> pl.DataFrame:
@@ -123,10 +119,10 @@ def register_of(tokens: bool) -> pl.DataFrame:
     return users.admit(honest(draw, 30, -1, tokens).select("user", "credential", "time"), users.NOBODY, 0)
 
 
-def flood(tokens: bool = True) -> Batch:
+def flood() -> Batch:
     """40,000 requests of the team, then 20,000 of one user."""
-    window = pl.concat([honest(np.random.default_rng(0), 400, 0, tokens), attack(["mallory"] * 20_000, "token m", 1)])
-    return batch(window, register_of(tokens), LIMITS if tokens else SHARED, "mallory")
+    window = pl.concat([honest(np.random.default_rng(0), 400, 0, True), attack(["mallory"] * 20_000, "token m", 1)])
+    return batch(window, register_of(True), LIMITS, "mallory")
 
 
 def invented(tokens: bool, count: int = 10_000, each: int = 4) -> Batch:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,14 +61,13 @@ class End:
     returns: int = 0  # how often the anchor came back
 
 
-@dataclass
-class _Line:
-    """The versions of a chain by number, the base being 0."""
+class _Version(NamedTuple):
+    """A version of a chain; its number is its place, the base being 0."""
 
-    quality: list[float]
-    parent: list[int]
-    promising: list[bool]  # whether a version may be trained further while its champion serves
-    tested: list[int]  # the champion that each was tested against
+    quality: float = 1.0
+    parent: int = -1
+    promising: bool = False  # whether it may be trained further while its champion serves
+    tested: int = -1  # the champion that it was tested against
 
 
 class _Anchored:
@@ -116,24 +116,21 @@ class _Anchored:
 
 def run_chain(drift: Drift, cycles: int, seed: int) -> End:
     """Return the end of a chain of tests through the gate's own decision."""
-    draw, line, champion = np.random.default_rng(seed), _Line([1.0], [-1], [False], [-1]), 0
+    draw, line, champion = np.random.default_rng(seed), [_Version()], 0
     found, beside = list[bool](), _Anchored(seed)
     for cycle in range(cycles):
         parent = _parent(line, champion)
-        quality = line.quality[parent] * (1 + drift.mean + drift.spread * draw.standard_normal())
+        quality = line[parent].quality * (1 + drift.mean + drift.spread * draw.standard_normal())
         mode = "superiority" if beside.leaning else drift.mode
-        ended = _test(quality / line.quality[champion], seed * 10_007 + cycle, mode)
-        line.quality.append(quality)
-        line.parent.append(parent)
-        line.promising.append(ended.promising)
-        line.tested.append(champion)
+        ended = _test(quality / line[champion].quality, seed * 10_007 + cycle, mode)
+        line.append(_Version(quality, parent, ended.promising, champion))
         found.append(ended.verdict == "promote")
         if found[-1]:
-            champion = len(line.quality) - 1
-        if drift.anchor and beside.gives_way(champion, line.quality[champion], cycle):
+            champion = len(line) - 1
+        if drift.anchor and beside.gives_way(champion, line[champion].quality, cycle):
             champion = 0
-    last = _test(1 / line.quality[champion], seed * 10_007 + cycles)
-    return End(line.quality[champion], sum(found), last.fixed, beside.returns)
+    last = _test(1 / line[champion].quality, seed * 10_007 + cycles)
+    return End(line[champion].quality, sum(found), last.fixed, beside.returns)
 
 
 def _test(ratio: float, seed: int, mode: Mode = "superiority") -> Outcome:
@@ -141,13 +138,13 @@ def _test(ratio: float, seed: int, mode: Mode = "superiority") -> Outcome:
     return simulate(replace(TEAM, accepted=ratio), plan, seed, looks=LOOKS)
 
 
-def _parent(line: _Line, champion: int) -> int:
+def _parent(line: Sequence[_Version], champion: int) -> int:
     """Return the version that training goes on from, as tasks/labels/parent.py chooses it."""
-    for version in range(len(line.quality) - 1, champion, -1):
-        children = [child for child, parent in enumerate(line.parent) if parent == version][-MAX_LOST_CHILDREN:]
-        lost = len(children) == MAX_LOST_CHILDREN and not any(line.promising[child] for child in children)
-        if line.promising[version] and line.tested[version] == champion and not lost:
-            return version
+    for number in range(len(line) - 1, champion, -1):
+        children = [child for child in line if child.parent == number][-MAX_LOST_CHILDREN:]
+        lost = len(children) == MAX_LOST_CHILDREN and not any(child.promising for child in children)
+        if line[number].promising and line[number].tested == champion and not lost:
+            return number
     return champion
 
 

@@ -96,8 +96,7 @@ def run_cycle(settings: Settings, log: Path, labels: int, kill_after: float | No
     """Run a cycle on at most `labels` samples in a process of its own. Return whether it ended within `kill_after` seconds, after
     which it is killed.
 
-    Raises:
-        RuntimeError: the cycle failed, or did not end within MAX_CYCLE_SECONDS.
+    Raises RuntimeError where the cycle failed, or did not end within MAX_CYCLE_SECONDS.
     """
     with log.open("a") as output:
         command, variables = (sys.executable, "-m", "flows.cycle"), environment(settings, dict(os.environ)) | clients(settings)
@@ -150,8 +149,7 @@ def take_candidate(store: ObjectStore, registry: Registry, taken: set[str]) -> t
 def verify_objects(store: ObjectStore) -> None:
     """Check that every object in the bucket is complete and matches its recorded checksum; skips MLflow's own objects.
 
-    Raises:
-        ValueError: an object does not match; holds its key and the actual checksum.
+    Raises ValueError where an object does not match; holds its key and the actual checksum.
     """
     for key in store.keys(""):
         if key.startswith("mlflow/"):

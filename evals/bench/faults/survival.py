@@ -27,8 +27,7 @@ PAUSE_SECONDS = 5.0
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Kill one part after another, then check that the app answers and a cycle completes.
 
-    Raises:
-        RuntimeError: a part does not restart, the app stops answering, or no cycle completes.
+    Raises RuntimeError where a part does not restart, the app stops answering, or no cycle completes.
     """
     async with typing(settings, USERS, 4) as (traffic, _):
         with bench.part("developers type", share=0.1):

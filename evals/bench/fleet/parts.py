@@ -114,8 +114,7 @@ def variables(ports: Iterator[int]) -> dict[str, str]:
 def running(folder: Path) -> Iterator[Fleet]:
     """Start all servers with empty databases, prepare them by the bootstrap, and stop all at the end.
 
-    Raises:
-        ServerError: a server does not start, or does not end.
+    Raises ServerError where a server does not start, or does not end.
     """
     ports = iter(free_ports(4 + 3 + ENGINES + 2 * REPLICAS))
     shared = variables(ports)

@@ -33,24 +33,17 @@ def repeated(unit: bytes, head: bytes = b"[", tail: bytes = b"]", glue: bytes = 
     return head + glue.join([unit] * ((MEGABYTE - len(head) - len(tail) - 200) // (len(unit) + len(glue)))) + tail
 
 
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+ROUTES: Mapping[str, dict[str, Any]] = DATA["routes"]
 STRUCTURES: Mapping[str, bytes] = {
-    **{"lists": repeated(b"[]"), "nested": repeated(b"[[[[[[[[]]]]]]]]"), "objects": repeated(b'{"a":1}')},
-    **{"numbers": repeated(b"1"), "floats": repeated(b"1e5"), "strings": repeated(b'"ab"'), "empty": repeated(b'""')},
+    **{name: repeated(unit.encode()) for name, unit in DATA["structures"].items()},
     "names": b"{" + b",".join(b'"%d":1' % number for number in range(90_000)) + b"}",
     "deep": b"[" * (MEGABYTE - 300),
     "digits": b"9" * (MEGABYTE - 300),
 }
 """JSON values of many parts, by their shape."""
-TEXTS: Mapping[str, bytes] = {
-    "blanks": repeated(b" ", b'"', b'"', b""),
-    "escapes": repeated(b"\\u00e9", b'"', b'"', b""),
-    "backslashes": repeated(b"\\\\", b'"', b'"', b""),
-    "quotes and brackets": repeated(b'[\\"', b'"', b'"', b""),
-    "markers": repeated(b"<|fim_prefix|><|fim_suffix|>", b'"', b'"', b""),
-    "lines": repeated(b"x\\n", b'"', b'"', b""),
-}
+TEXTS: Mapping[str, bytes] = {name: repeated(unit.encode(), b'"', b'"', b"") for name, unit in DATA["texts"].items()}
 """JSON strings of one long text."""
-ROUTES: Mapping[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("routes.toml").read_text())
 
 
 def with_field(path: str, field: str, value: bytes) -> bytes:
@@ -76,15 +69,14 @@ def hostile_bodies(values: Mapping[str, bytes], texts: Mapping[str, bytes]) -> d
 async def bodies(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Measure how long /health waits beside each body, and beside AT_ONCE of those with a hostile prompt.
 
-    Raises:
-        RuntimeError: the app does not start, or answers with a server error.
+    Raises RuntimeError where the app does not start, or answers with a server error.
     """
     secrets = {name: json.dumps(text).encode() for name, text in hostile_texts(random.Random(0)).items()}
     every = list(hostile_bodies(STRUCTURES, {**TEXTS, **secrets}).items())
     requests = {key: raw_request(key[0], settings, body, "Connection: close") for key, body in every[:: EVERY.of(bench.quick)]}
     prompts = [raw for (_, field, _), raw in requests.items() if field in ("prompt", "data.prompt")]
     alone, together = list[float](), list[float]()
-    async with running_app(folder, {}) as (app, port, _):
+    async with running_app(settings, folder) as (app, port, _):
         await ready(port)
         with bench.part("bodies", len(requests) + len(prompts), share=0.2) as part:
             for found, sent, at_once in ((alone, requests.values(), 1), (together, prompts, AT_ONCE)):

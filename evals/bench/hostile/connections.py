@@ -48,7 +48,7 @@ async def unfinished(settings: Settings, folder: Path, bench: Bench) -> list[Fig
     }
     found = []
     with bench.part("connections that never finish", share=0.15):
-        async with running_app(folder, {}) as (_, _, port):
+        async with running_app(settings, folder) as (_, _, port):
             seconds = {
                 kind: asyncio.gather(*(_seconds_open(port, start, piece, deadline + GRACE_SECONDS) for _ in range(UNFINISHED)))
                 for kind, (start, piece, deadline) in kinds.items()
@@ -84,8 +84,7 @@ async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> f
 async def silent(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Measure /health while silent connections open, are held and close, and completions with and without them.
 
-    Raises:
-        RuntimeError: completions fail.
+    Raises RuntimeError where completions fail.
     """
     blocks, count = BLOCKS.of(bench.quick), SILENT.of(bench.quick)
     bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * blocks)]
@@ -93,7 +92,7 @@ async def silent(settings: Settings, folder: Path, bench: Bench) -> list[Figure]
     kept, new, held, closing = Waits(), Waits(), Waits(), Waits()
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
     with bench.part("blocks beside silent connections", blocks, share=0.15) as part:
-        async with running_app(folder, variables) as (app, port, _), session(settings.serving.token) as http:
+        async with running_app(settings, folder, variables) as (app, port, _), session(settings.serving.token) as http:
             await ready(port)
             for number in range(blocks):
                 beside = number % 2 == 1

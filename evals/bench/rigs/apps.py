@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,8 @@ from evals.bench.rigs.servers import Server, answers, free_ports, is_listening, 
 from evals.bench.streams import stream_completion
 from infra import settings as configuration
 from infra.settings import Settings
+from infra.settings.schema import Store
+from infra.storage.store import ObjectStore
 
 BUCKET = "tabloop-bench"
 """Bucket of the events of the benchmark's own app."""
@@ -23,6 +26,11 @@ UP_SECONDS = 60.0
 WITHOUT_ENGINES: Mapping[str, str] = {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:1"] * 2)}
 """Variables of an app that serves no completions."""
 VLLM = (sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry")
+
+
+def own_store(settings: Settings) -> Store:
+    """Return the settings of the bucket with the events of the benchmark's own app."""
+    return settings.store.model_copy(update={"bucket": BUCKET})
 
 
 def own_variables(folder: Path, port: int, feedback_port: int) -> dict[str, str]:
@@ -36,11 +44,14 @@ def own_variables(folder: Path, port: int, feedback_port: int) -> dict[str, str]
 
 
 @asynccontextmanager
-async def running_app(folder: Path, variables: Mapping[str, str]) -> AsyncIterator[tuple[Server, int, int]]:
+async def running_app(
+    settings: Settings, folder: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[tuple[Server, int, int]]:
     """Run a serving app with the stack's settings and these variables; its events do not reach the loop's data.
 
-    Yields it and its two ports. Raises ServerError: the app does not start.
+    Yields it and its two ports. Raises ServerError where the app does not start.
     """
+    ObjectStore.connect(own_store(settings)).ensure_bucket()
     port, feedback_port = free_ports(2)
     folder.mkdir(parents=True, exist_ok=True)
     given = os.environ | {"TABLOOP_STORE__BUCKET": BUCKET} | own_variables(folder, port, feedback_port) | dict(variables)
@@ -63,7 +74,7 @@ async def ready(port: int) -> None:
 async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIterator[str]:
     """Run vLLM's own OpenAI server of the base model with the stack's engine arguments. Yields the URL of its completions.
 
-    Raises ServerError: the server does not start.
+    Raises ServerError where the server does not start.
     """
     (port,) = free_ports(1)
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in engine_arguments(settings)]

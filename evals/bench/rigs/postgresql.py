@@ -65,9 +65,7 @@ def account() -> str | None:
 def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreSQL]:
     """Run a server with empty databases, and remove them at the end.
 
-    Raises:
-        NotInstalled: this machine has none.
-        ServerError: it does not start.
+    Raises NotInstalled where this machine has none, and ServerError where it does not start.
     """
     user = account()
     # Not below a caller's directory, which another user could not reach.

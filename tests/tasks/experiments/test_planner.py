@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from evals.bench.experiments.rows import ROWS, WORLDS, Case, proposed, traffic_of
 from evals.bench.experiments.simulate import World, simulate
+from evals.bench.experiments.tests import ROWS, WORLDS, Case, proposed, traffic_of
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.traffic import DAY, recent
