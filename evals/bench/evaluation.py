@@ -24,14 +24,10 @@ from tasks.evaluation.models.engine import EngineModels, engine_models
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 SIZES = Size(full=(250, 500, 1000), quick=(50, 100, 200))
-MOST_SECONDS = 0.09
-"""Per place, at the largest size."""
-MOST_GROWTH = 1.25
-"""Of the time per place, from the smallest to the largest size: the cost is linear."""
-MOST_COMPARED = Size(full=10_000, quick=60)
-"""Most places at which both ways are compared."""
-MOST_RATIO = 1.0
-"""Time of a cycle's evaluation over that of transformers, at the demo's size."""
+MOST_SECONDS = 0.09  # per place, at the largest size
+MOST_GROWTH = 1.25  # of the time per place, from the smallest to the largest size: the cost is linear
+MOST_COMPARED = Size(full=10_000, quick=60)  # most places at which both ways are compared
+MOST_RATIO = 1.0  # time of a cycle's evaluation over that of transformers, at the demo's size
 
 
 class Timed:

@@ -12,10 +12,8 @@ from evals.progress import Part, Progress
 from infra.settings import ROOT
 
 FOLDER = ROOT / "var" / "bench"
-QUICK = "quick"
-"""Folder of the figures of quick runs, below FOLDER."""
-NAME_WIDTH, WIDTH = 46, 80
-"""Columns of a figure's name, and of a terminal."""
+QUICK = "quick"  # folder of the figures of quick runs, below FOLDER
+NAME_WIDTH, WIDTH = 46, 80  # columns of a figure's name, and of a terminal
 T = TypeVar("T")
 
 

@@ -45,8 +45,7 @@ STEPS = ("plan", "join", "account", "validate", "batch")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
 SEGMENT_ROWS = 2_000
-SHIPPED_AGAIN = 100
-"""One segment in so many is shipped again under another key."""
+SHIPPED_AGAIN = 100  # one segment in so many is shipped again under another key
 USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
@@ -60,8 +59,7 @@ TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
 TARGET_TWICE = 2.2
 TARGET_HINDSIGHT = 1.5
-TARGET_FLAT = 1.1
-"""Memory with so many times the partitions, over that with fewer."""
+TARGET_FLAT = 1.1  # memory with so many times the partitions, over that with fewer
 PARTITIONS_FEWER = 4
 
 

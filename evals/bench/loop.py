@@ -23,8 +23,7 @@ CYCLE_TARGET_SECONDS = 120.0
 FRESH_TARGET_SECONDS = 150.0
 SWAP_SECONDS = 60.0
 REGISTER = "register"
-ASK_SECONDS = 5.0
-"""Between two questions which step runs, since Prefect shares the cores with the cycle."""
+ASK_SECONDS = 5.0  # between two questions which step runs, since Prefect shares the cores with the cycle
 SHIPMENTS = 2
 """Intervals of shipping after which the last request and its outcome are in the store."""
 

@@ -50,14 +50,10 @@ quantile: it differs by 30 ms from block to block, so the median of 36 differenc
 REQUESTS = Size(full={1: 100, 16: 200}, quick={1: 20, 16: 64})
 """Requests of a block, by concurrent streams. Longer blocks let other load affect one side alone: with 12 and 24 blocks of
 150, runs of one program gave 0.92 to 1.01 of plain vLLM's throughput with one stream."""
-PROMPTS_PER_SPARE = 50
-"""One spare position for this many prompts, since about one in a thousand is unusable."""
-MAX_ADDED_MS = (3.0, 10.0)
-"""Targets for the time to first token that the app adds: median and 99 % quantile."""
-MIN_THROUGHPUT = 0.95
-"""Target for the app's share of plain vLLM's throughput."""
-SWAPS = Size(full=5, quick=2)
-"""With one swap, its two latest requests alone would set the 99 % quantile."""
+PROMPTS_PER_SPARE = 50  # one spare position for this many prompts, since about one in a thousand is unusable
+MAX_ADDED_MS = (3.0, 10.0)  # targets for the time to first token that the app adds: median and 99 % quantile
+MIN_THROUGHPUT = 0.95  # target for the app's share of plain vLLM's throughput
+SWAPS = Size(full=5, quick=2)  # with one swap, its two latest requests alone would set the 99 % quantile
 STREAMS, SECONDS_BEFORE, SECONDS_AFTER, MAX_SECONDS = 8, 6.0, 4.0, 60.0
 MAX_P99_RATIO = 1.5
 

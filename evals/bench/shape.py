@@ -67,8 +67,7 @@ PLANNED, TOLERANCE, MICRO = 0.1, 1e-3, 1e-6
 BIAS = 0.1
 """Standard deviation of the biases, which transformers begins with 0: at 0, a bias in a wrong place would go unnoticed."""
 LOOK_SECONDS, FIND_SECONDS = 0.02, 0.5
-SECONDS = 600.0
-"""Longest request to the engine."""
+SECONDS = 600.0  # longest request to the engine
 
 
 def write_base(folder: Path, config: Mapping[str, Any]) -> Path:

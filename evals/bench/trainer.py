@@ -26,12 +26,9 @@ from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
 from tasks.evaluation.models.base import Text
 
-SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})
-"""Number of turns of both sides, by the samples of a step."""
-FASTER = 1.5
-"""Target: the trainer's tokens per CPU-second over those of transformers."""
-LINEAR = 1.15
-"""Target: CPU-seconds per token with the most samples, over those with the fewest."""
+SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})  # number of turns of both sides, by the samples of a step
+FASTER = 1.5  # target: the trainer's tokens per CPU-second over those of transformers
+LINEAR = 1.15  # target: CPU-seconds per token with the most samples, over those with the fewest
 STEPS = Size(full=4, quick=2)
 PRECISIONS = Size(full=("float32", "bfloat16"), quick=("bfloat16",))
 

@@ -37,8 +37,7 @@ BEGIN = 20_000 * DAY
 HONEST = 100
 LIMITS = Collect(max_samples=3600, max_user_share=0.05, max_user_weight=0.05, max_credential_share=0.05)
 """Settings of a team of 100 with a token for each developer."""
-SHARED = LIMITS.model_copy(update={"max_credential_share": 1.0})
-"""The same team with one token for all."""
+SHARED = LIMITS.model_copy(update={"max_credential_share": 1.0})  # the same team with one token for all
 TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=BEGIN + DAY)
 GATE = Experiment(min_requests=500, planned_requests=1500)
 OPEN = Experiment.model_validate(
@@ -47,12 +46,9 @@ OPEN = Experiment.model_validate(
 """The gate without its caps, and blind to how many requests a user makes (`BLIND`)."""
 BLIND = {"max_request_gap": 1e9}
 ARM = 60
-TESTS = Size(full=200, quick=10)
-"""Simulated tests of each kind."""
-CROWDS = Size(full=20, quick=1)
-"""Tests with a crowd, each of some 200,000 requests before it."""
-RATE = 0.3
-"""Acceptance of the team."""
+TESTS = Size(full=200, quick=10)  # simulated tests of each kind
+CROWDS = Size(full=20, quick=1)  # tests with a crowd, each of some 200,000 requests before it
+RATE = 0.3  # acceptance of the team
 TOKENS_EACH = GATE.model_copy(update={"max_credential_weight": 0.05})
 """The gate of a team with a token for each developer."""
 

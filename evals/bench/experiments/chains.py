@@ -25,8 +25,7 @@ from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict import anchor
 from tasks.labels.parent import MAX_LOST_CHILDREN
 
-CYCLES = Size(full=200, quick=20)
-"""Tests of a chain."""
+CYCLES = Size(full=200, quick=20)  # tests of a chain
 TEAM = World(users=40, each=100.0, history=100.0, blocks=16)
 LOOKS = 4
 SETTINGS = Experiment(design="crossover", planned_requests=2000, max_seconds=86_400, min_requests=200, min_users=5)

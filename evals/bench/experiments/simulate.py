@@ -19,8 +19,7 @@ from tasks.experiments.verdict.decide import decide
 from tasks.experiments.verdict.designs import compare_rates
 from tasks.statistics.ratios import Difference, difference
 
-CHARACTERS = 12.0
-"""Mean accepted characters of an accept."""
+CHARACTERS = 12.0  # mean accepted characters of an accept
 UNPLEASANT = 0.05
 """Chance that a completion that is not accepted is dismissed, and that it is rejected before it can have been read."""
 LABELS = ("judged", "decided", "accepted", "characters", "annoyed", "cancelled", "quick", "length")

@@ -46,8 +46,7 @@ ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".tom
 WORLDS = {name: World(**fields) for name, fields in ROWS["worlds"].items()}
 SETTINGS = {name: Experiment.model_validate(fields) for name, fields in ROWS["settings"].items()}
 GAINS = (1.05, 1.1, 1.2)
-POINT = 0.01 / (WORLDS["demo"].taste * WORLDS["demo"].shown)
-"""A point of acceptance per request, as a share."""
+POINT = 0.01 / (WORLDS["demo"].taste * WORLDS["demo"].shown)  # a point of acceptance per request, as a share
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from infra.storage.store import CHECKSUMS, ObjectStore, sha256
 
 LABELS, USERS, KILLS = Size(full=800, quick=300), 100, Size(full=12, quick=1)
 """Labels are the most samples of a cycle too, so that requests from before do not make it longer."""
-UNDISTURBED = Size(full=2, quick=1)
-"""Undisturbed cycles; the first also scores the champion, which later ones reuse."""
+UNDISTURBED = Size(full=2, quick=1)  # undisturbed cycles; the first also scores the champion, which later ones reuse
 MAX_KILLS_PER_CYCLE = 3
 """A cycle that fails more often is abandoned, and the next one uses its labels (flows/README.md)."""
 MAX_CYCLE_SECONDS = 600.0
@@ -39,9 +38,7 @@ MAX_CYCLE_SECONDS = 600.0
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Let developers type, run undisturbed cycles, then kill and resume others.
 
-    Raises:
-        RuntimeError: a cycle failed or ended with another candidate.
-        ValueError: an object does not match its checksum.
+    Raises RuntimeError where a cycle fails or ends with another candidate, ValueError where an object is not as its checksum.
     """
     labels = LABELS.of(bench.quick)
     async with typing(settings, USERS, 8) as (traffic, developers):
@@ -85,9 +82,7 @@ def kill_cycles(settings: Settings, bench: Bench) -> Iterator[Figure]:
             candidates.add(take_candidate(store, registry, taken))
             ended += 1
             if len(candidates) > 1:
-                raise RuntimeError(
-                    f"after {kills} kills: not all cycles have the same samples and checkpoint: {candidates}; see {log}"
-                )
+                raise RuntimeError(f"after {kills} kills the cycles differ in samples and checkpoint: {candidates}; see {log}")
     yield figure("kills", kills, "", least=wanted)
     yield figure("killed_cycles_that_ended_in_the_same_candidate", ended, "", least=1)
 
@@ -139,9 +134,8 @@ def take_candidate(store: ObjectStore, registry: Registry, taken: set[str]) -> t
     samples = list(store.get_rows(manifest.samples.key, Sample))
     used, labels = Counter(sample.completion_id for sample in samples), sum(sample.outcome != "standing" for sample in samples)
     if versions[name] != 1 or manifest.buckets["trained"] != labels or set(used.values()) != {1}:
-        raise RuntimeError(
-            f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {labels} samples of requests"
-        )
+        trained = manifest.buckets["trained"]
+        raise RuntimeError(f"{name}: {versions[name]} versions, {trained} labels, {labels} samples of requests")
     end_test(registry)
     return manifest.samples.sha256, store.directory_sha256(f"checkpoints/{name}")
 

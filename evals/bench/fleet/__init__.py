@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -33,8 +34,7 @@ from infra.storage.store import ObjectStore
 
 USERS, CONCURRENCY, SPEED, RATE = 200, 16, 200.0, 8.0
 UNDISTURBED_SECONDS, AWAY_SECONDS = Size(full=90.0, quick=20.0), Size(full=45.0, quick=25.0)
-CALM_SECONDS = 5.0
-"""Between what a phase does and the next phase."""
+CALM_SECONDS = 5.0  # between what a phase does and the next phase
 BACK_SECONDS, BOUND = 30.0, 1.5
 """The p99 must be back within so many seconds, at most so many times as high as undisturbed."""
 ARMS_SECONDS, AGAIN_SECONDS = 120.0, 120.0
@@ -62,9 +62,7 @@ class Run:
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Start a fleet of its own, whatever the settings name, and measure it.
 
-    Raises:
-        ServerError: a server does not start, or does not end.
-        RuntimeError: the replicas do not serve the two versions, or a server does not answer again.
+    Raises RuntimeError where a server does not start, end or answer again, or the replicas do not serve the two versions.
     """
     folder = Path(tempfile.mkdtemp(prefix="tabloop-fleet-"))
     bench.progress.say(f"fleet: the servers' logs are in {folder} until it ends")
@@ -86,14 +84,10 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     stop = asyncio.Event()
     typing = asyncio.create_task(developers.run(load, developers.code_from(), stop=stop, client=this.watched.client))
     try:
-        for one in await undisturbed(this):
-            yield one
-        killed_servers = {"replica": fleet.replicas[0], "engine": champions_engine(this), "database": fleet.database.server}
-        for name, server in killed_servers.items():
-            for one in await killed(this, name, server):
+        victims = {"replica": fleet.replicas[0], "engine": champions_engine(this), "database": fleet.database.server}
+        for step in (undisturbed, *(partial(killed, name=name, server=victims[name]) for name in victims), rolled):
+            for one in await step(this):
                 yield one
-        for one in await rolled(this):
-            yield one
         if typing.done():
             await typing
     finally:

@@ -17,8 +17,7 @@ from infra.storage.store import ObjectStore
 
 WINDOW_SECONDS, STEP_SECONDS = 10.0, 0.5
 R = TypeVar("R", bound=BaseModel)
-LEAST = 20
-"""Requests in a window, at least: fewer say nothing about their tail."""
+LEAST = 20  # requests in a window, at least: fewer say nothing about their tail
 
 
 @dataclass(frozen=True)

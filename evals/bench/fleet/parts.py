@@ -21,8 +21,7 @@ from evals.developers import Address, simulation_token
 from infra.settings import ROOT, Settings
 from infra.stack import bootstrap
 
-PAGE = ROOT / "infra/docs/operate/replicas.md"
-"""The documentation with HAProxy's configuration."""
+PAGE = ROOT / "infra/docs/operate/replicas.md"  # the documentation with HAProxy's configuration
 REPLICAS, ENGINES = 3, 2
 NOTICE_SECONDS = 4.0
 """serving.drain.notice_seconds of the replicas: HAProxy goes elsewhere after two checks, a second apart."""

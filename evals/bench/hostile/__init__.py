@@ -37,8 +37,7 @@ from infra.settings import Settings
 
 CASES, BATCH = Size(full=10_000, quick=250), 250
 """Requests in all, and those of one run of hypothesis, which remembers its examples."""
-WARM_UP = Size(full=2_000, quick=250)
-"""Cases after which the app's memory is measured first: by then caches are full."""
+WARM_UP = Size(full=2_000, quick=250)  # cases after which the app's memory is measured first: by then caches are full
 MAX_GROWTH_MB: Size[float | None] = Size(full=16.0, quick=None)
 """Afterwards; while caches still fill, as in a quick run, growth means nothing."""
 CHECKS = [

@@ -20,12 +20,10 @@ from infra.settings import Settings
 MEGABYTE = 1 << 20
 TRIES = 3
 """Times that a body is sent; the least of the longest waits counts, since only a wait that comes back is the body's."""
-EVERY = Size(full=1, quick=12)
-"""Of the bodies, every so many are sent."""
+EVERY = Size(full=1, quick=12)  # of the bodies, every so many are sent
 AT_ONCE = 8
 """Clients that send the same body at once."""
-MAX_CPU_MS = 20.0
-"""Target: CPU time of the app while one /health waits."""
+MAX_CPU_MS = 20.0  # target: CPU time of the app while one /health waits
 
 
 def repeated(unit: bytes, head: bytes = b"[", tail: bytes = b"]", glue: bytes = b",") -> bytes:

@@ -17,16 +17,12 @@ from evals.bench.serving import editor_body, prompts
 from evals.bench.streams import first_token_percentiles, raw_head, session, stream_completions
 from infra.settings import Settings
 
-UNFINISHED = 50
-"""Connections of each kind that never finish."""
-GRACE_SECONDS = 5.0
-"""Seconds after a deadline within which the connection is closed."""
-SILENT, PEERS = Size(full=10_000, quick=1_000), 100
-"""Silent connections, and the addresses that they come from."""
+UNFINISHED = 50  # connections of each kind that never finish
+GRACE_SECONDS = 5.0  # seconds after a deadline within which the connection is closed
+SILENT, PEERS = Size(full=10_000, quick=1_000), 100  # silent connections, and the addresses that they come from
 BLOCK, BLOCKS = 25, Size(full=8, quick=2)
 """Completions of a block, and blocks, by turns without and with silent connections."""
-HELD_SECONDS = 1.0
-"""Seconds for which /health is asked for while the silent connections are held."""
+HELD_SECONDS = 1.0  # seconds for which /health is asked for while the silent connections are held
 MAX_ADDED_MS, MAX_HELD_MS = 10.0, 100.0
 """Targets: what silent connections add to the median first token, and the 95 % quantile of /health beside them."""
 MAX_CPU_MS, MAX_QUEUE_CPU_MS = 20.0, 300.0

@@ -35,10 +35,8 @@ PIECE = 7
 SEEDS = Size(full=3, quick=1)
 SECONDS, AT_ONCE, LEAST_ANSWERS = Size(full=5.0, quick=1.0), 4, 40
 HOSTILE, ANSWERS = 8, 100
-CHARACTERS = 30_000
-"""More than is kept."""
-PAUSE = 0.1
-"""Seconds between two usual texts."""
+CHARACTERS = 30_000  # more than is kept
+PAUSE = 0.1  # seconds between two usual texts
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:

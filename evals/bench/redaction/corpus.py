@@ -37,10 +37,8 @@ FORMS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
     "shell": ("sh", lambda name, value: f"export PORT=80\nexport {name.upper()}='{value}'\nmake run\n"),
 }
 """Files by their form: ending, and text of a file with a named value."""
-NEUTRAL = "entry"
-"""A name that gives nothing away."""
-PREFIX, SUFFIX = 3_000, 1_000
-"""Most characters before and after the cursor that editors send."""
+NEUTRAL = "entry"  # a name that gives nothing away
+PREFIX, SUFFIX = 3_000, 1_000  # most characters before and after the cursor that editors send
 ENDINGS = (".py", ".pyi", ".js", ".ts", ".h", ".c", ".cpp", ".sh", ".md", ".toml", ".yaml", ".yml", ".cfg", ".ini")
 WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|conftest|detect_secrets|/ssl/")
 """Files that hold made-up secrets on purpose."""

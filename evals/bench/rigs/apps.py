@@ -20,8 +20,7 @@ from infra.settings import Settings
 from infra.settings.schema import Store
 from infra.storage.store import ObjectStore
 
-BUCKET = "tabloop-bench"
-"""Bucket of the events of the benchmark's own app."""
+BUCKET = "tabloop-bench"  # bucket of the events of the benchmark's own app
 UP_SECONDS = 60.0
 WITHOUT_ENGINES: Mapping[str, str] = {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:1"] * 2)}
 """Variables of an app that serves no completions."""

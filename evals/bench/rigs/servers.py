@@ -227,7 +227,6 @@ def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Pa
         "PREFECT_API_DATABASE_CONNECTION_URL": database.replace("postgresql:", "postgresql+asyncpg:"),
         "PREFECT_SERVER_API_AUTH_STRING": credential,
     }
-
     ready = partial(answers, f"{api}/health", credential)
     return Server("prefect", (sys.executable, "-m", *command), variables, log, ready)
 
