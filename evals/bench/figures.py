@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,7 +68,7 @@ def bound(name: str, value: float, unit: str, *, least: float | None = None) -> 
     return replace(figure(name, value, unit, least=least), bound=True)
 
 
-async def in_thread(figures: Iterator[Figure]) -> AsyncIterator[Figure]:
+async def in_thread(figures: Iterator[Figure]) -> AsyncGenerator[Figure, None]:
     """Yield figures that are computed in a thread."""
     while (found := await asyncio.to_thread(next, figures, None)) is not None:
         yield found

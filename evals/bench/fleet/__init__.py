@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,7 +85,9 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     typing = asyncio.create_task(developers.run(load, developers.code_from(), stop=stop, client=this.watched.client))
     try:
         victims = {"replica": fleet.replicas[0], "engine": champions_engine(this), "database": fleet.database.server}
-        for step in (undisturbed, *(partial(killed, name=name, server=victims[name]) for name in victims), rolled):
+        kills = [partial(killed, name=name, server=server) for name, server in victims.items()]
+        steps: list[Callable[[Run], Awaitable[list[Figure]]]] = [undisturbed, *kills, rolled]
+        for step in steps:
             for one in await step(this):
                 yield one
         if typing.done():

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
-from pydantic import BaseModel
 
 from evals.developers.transport import Address, Answer, EditorClient
 from infra.records import Completion, ExperimentRecord, Feedback
+from infra.records.base import Record
 from infra.storage.store import ObjectStore
 
 WINDOW_SECONDS, STEP_SECONDS = 10.0, 0.5
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R", bound=Record)
 LEAST = 20  # requests in a window, at least: fewer say nothing about their tail
 
 

@@ -46,7 +46,8 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 auth_cache_ttl_seconds = 60
 """
 """MLflow's file for its basic-auth app (infra/docs/operations.md)."""
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 async def until(
@@ -210,7 +211,7 @@ def own_settings(folder: Path, variables: Mapping[str, str]) -> tuple[Settings, 
 def of_part(name: str, settings: Settings, given: Mapping[str, str], log: Path) -> Server:
     """Return a part of the local stack as a server of its own, in the given environment."""
     part = parts(settings)[name]
-    variables = environment(settings, dict(given)) | part.credentials
+    variables = {**environment(settings, dict(given)), **part.credentials}
     return Server(log.stem, part.command, variables, log, lambda: part.ready(0.0))
 
 
