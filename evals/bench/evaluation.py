@@ -78,9 +78,9 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
             by_engine, began = time.monotonic() - began, time.monotonic()
             in_new_process(by_transformers, [base, candidate], places)
             others = time.monotonic() - began
-        size = f"s, two models at {places} places"
-        yield figure("evaluation.cycle.engine", by_engine, size)
-        yield figure("evaluation.cycle.transformers", others, f"{size}, sampled once, without truths")
+        unit = f"s, two models at {places} places"
+        yield figure("evaluation.cycle.engine", by_engine, unit)
+        yield figure("evaluation.cycle.transformers", others, f"{unit}, sampled once, without truths")
         yield figure("evaluation.cycle.ratio", by_engine / others, "of transformers", most=MOST_RATIO)
 
 
