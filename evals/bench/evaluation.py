@@ -3,20 +3,17 @@
 The same evaluation by transformers in a process of its own, as cycles did before they had an engine, stands beside it.
 """
 
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.rigs.servers import in_new_process
 from infra import settings as configuration
-from infra.settings import ROOT, Settings
+from infra.settings import Settings
 from infra.settings.schema import Sampling
 from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.heldout.build import held_out_positions
@@ -27,27 +24,17 @@ from tasks.evaluation.models.engine import EngineModels, engine_models
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 SIZES = Size(full=(250, 500, 1000), quick=(50, 100, 200))
-MOST_SECONDS = 0.09
-"""Per place, at the largest size."""
-MOST_GROWTH = 1.25
-"""Of the time per place, from the smallest to the largest size: the cost is linear."""
-MOST_COMPARED = Size(full=10_000, quick=60)
-"""Most places at which both ways are compared."""
-MOST_RATIO = 1.0
-"""Time of a cycle's evaluation over that of transformers, at the demo's size."""
+MOST_SECONDS = 0.09  # per place, at the largest size
+MOST_GROWTH = 1.25  # of the time per place, from the smallest to the largest size: the cost is linear
+MOST_COMPARED = Size(full=10_000, quick=60)  # most places at which both ways are compared
+MOST_RATIO = 1.0  # time of a cycle's evaluation over that of transformers, at the demo's size
 
 
-@dataclass
 class Timed:
     """Models whose time is measured by part."""
 
-    models: Models
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @property
-    def name(self) -> str:
-        """See models.Models."""
-        return self.models.name
+    def __init__(self, models: Models) -> None:
+        self.models, self.name, self.seconds = models, models.name, defaultdict[str, float](float)
 
     def sample(
         self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
@@ -66,17 +53,12 @@ class Timed:
         return found
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Run the benchmark and yield its figures."""
-    async for one in in_thread(measure(settings, bench)):
-        yield one
-
-
-def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Evaluate one model at each size, then two at the demo's size in both ways."""
     sizes, places = SIZES.of(bench.quick), min(settings.evaluate.samples, MOST_COMPARED.of(bench.quick))
     with tempfile.TemporaryDirectory() as folder, engine_models(settings, "") as engine:
-        base, candidate = configuration.path(settings.model.base), copy(settings, Path(folder) / "candidate")
+        base, candidate = configuration.path(settings.model.base), Path(folder) / "candidate"
+        shutil.copytree(base, candidate)  # the engine loads it like any candidate
         score(engine, [base], 50, settings)  # the engine's first prompts compile what the others use
         per_place = []
         for size in sizes:
@@ -93,25 +75,13 @@ def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
             began = time.monotonic()
             scored = score(engine, [base, candidate], places, settings)
             finish(scored, settings)
-            by_engine = time.monotonic() - began
-            others = by_transformers([base, candidate], places)
-        yield from compared(by_engine, others, places)
-
-
-def compared(by_engine: float, by_transformers: float, places: int) -> list[Figure]:
-    """Return both times and their ratio."""
-    size = f"s, two models at {places} places"
-    return [
-        figure("evaluation.cycle.engine", by_engine, size),
-        figure("evaluation.cycle.transformers", by_transformers, f"{size}, sampled once, without truths"),
-        figure("evaluation.cycle.ratio", by_engine / by_transformers, "of transformers", most=MOST_RATIO),
-    ]
-
-
-def copy(settings: Settings, folder: Path) -> Path:
-    """Return a copy of the base model in a folder, which the engine loads like any candidate."""
-    shutil.copytree(configuration.path(settings.model.base), folder)
-    return folder
+            by_engine, began = time.monotonic() - began, time.monotonic()
+            in_new_process(by_transformers, [base, candidate], places)
+            others = time.monotonic() - began
+        unit = f"s, two models at {places} places"
+        yield figure("evaluation.cycle.engine", by_engine, unit)
+        yield figure("evaluation.cycle.transformers", others, f"{unit}, sampled once, without truths")
+        yield figure("evaluation.cycle.ratio", by_engine / others, "of transformers", most=MOST_RATIO)
 
 
 def one_model(engine: EngineModels, checkpoints: Sequence[Path], size: int, settings: Settings) -> dict[str, float]:
@@ -140,31 +110,12 @@ def finish(scored: ScoredModels, settings: Settings) -> None:
     gate_candidate(rows[-1], rows[0], settings.evaluate.gate)
 
 
-def by_transformers(checkpoints: Sequence[Path], places: int) -> float:
-    """Return the seconds in which a process of its own completes so many places with each checkpoint by transformers.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    began = time.monotonic()
-    command = [sys.executable, "-m", "evals.bench.evaluation", json.dumps([str(folder) for folder in checkpoints]), str(places)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if process.returncode:
-        raise RuntimeError(f"transformers: exit status {process.returncode}: {process.stderr[-2000:]}")
-    return time.monotonic() - began
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Complete places with checkpoints by transformers, each line up to its end, and score them."""
+def by_transformers(checkpoints: Sequence[Path], count: int) -> None:
+    """Complete places with each checkpoint by transformers, each line up to its end, and score them."""
     from evals.compare.checkpoint import evaluate
     from tasks.evaluation.judge import ReferenceJudge
 
     settings = configuration.load()
-    places = held_out_positions(int(arguments[1]), settings.evaluate.seed)
-    for folder in json.loads(arguments[0]):
-        sampling, seed = settings.serving.sampling, settings.evaluate.seed
-        evaluate(Path(folder), places, settings.model, sampling, ReferenceJudge(), seed=seed)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    places = held_out_positions(count, settings.evaluate.seed)
+    for folder in checkpoints:
+        evaluate(folder, places, settings.model, settings.serving.sampling, ReferenceJudge(), seed=settings.evaluate.seed)

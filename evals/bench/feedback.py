@@ -5,10 +5,7 @@ The benchmark runs an app with its own ports, spool and bucket, so its events do
 
 import asyncio
 import json
-import os
 import random
-import shutil
-import signal
 import tempfile
 import time
 from collections import Counter
@@ -18,10 +15,12 @@ from pathlib import Path
 import psutil
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.own_app import BUCKET, WITHOUT_ENGINES, running_app
+from evals.bench.fleet.load import rows_of
+from evals.bench.rigs.apps import WITHOUT_ENGINES, own_store, running_app
+from evals.bench.rigs.servers import until
+from evals.bench.streams import raw_request
 from infra.records import Feedback
 from infra.settings import Settings
-from infra.settings.schema import Store
 from infra.storage.store import ObjectStore
 
 CONNECTIONS, SECONDS = 64, Size(full=10.0, quick=3.0)
@@ -33,26 +32,20 @@ SHIPPED_SECONDS = 60.0
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Measure the rate, then kill the app repeatedly.
 
-    Raises:
-        RuntimeError: the app does not start, or does not ship its spool.
+    Raises RuntimeError where the app does not start, or does not ship its spool.
     """
-    store = settings.store.model_copy(update={"bucket": BUCKET})
-    ObjectStore.connect(store).ensure_bucket()
-    folder = Path(tempfile.mkdtemp(prefix="tabloop-bench-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
         with bench.part("events per second", share=0.1):
-            rates = await _rate(settings, folder / "rate", SECONDS.of(bench.quick))
+            rates = await _rate(settings, Path(folder, "rate"), SECONDS.of(bench.quick))
         for one in rates:
             yield one
-        for one in await _kills(settings, store, folder / "kills", bench):
+        for one in await _kills(settings, Path(folder, "kills"), bench):
             yield one
-    finally:
-        shutil.rmtree(folder)
 
 
 async def _rate(settings: Settings, folder: Path, duration: float) -> list[Figure]:
-    async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
-        app, acknowledged = psutil.Process(process.pid), list[str]()
+    async with running_app(settings, folder, WITHOUT_ENGINES) as (server, _, port):
+        app, acknowledged = psutil.Process(server.pid), list[str]()
         before, began = sum(app.cpu_times()[:2]), time.monotonic()
         await _load(settings, port, began + duration, acknowledged)
         seconds, cpu = time.monotonic() - began, sum(app.cpu_times()[:2]) - before
@@ -62,26 +55,23 @@ async def _rate(settings: Settings, folder: Path, duration: float) -> list[Figur
     ]
 
 
-async def _kills(settings: Settings, store: Store, folder: Path, bench: Bench) -> list[Figure]:
+async def _kills(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     acknowledged: list[str] = []
     rng = random.Random(0)
     kills = KILLS.of(bench.quick)
     with bench.part("kills", kills, share=0.9) as part:
         for _ in range(kills):
-            async with running_app(folder, WITHOUT_ENGINES) as (process, _, port):
+            async with running_app(settings, folder, WITHOUT_ENGINES) as (app, _, port):
                 life = rng.uniform(0.05, MAX_LIFE_SECONDS)
                 load = asyncio.create_task(_load(settings, port, time.monotonic() + MAX_LIFE_SECONDS + 5, acknowledged))
                 await asyncio.sleep(life)
-                os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.to_thread(app.kill)
                 await load
             part.advance()
-    async with running_app(folder, WITHOUT_ENGINES):
-        deadline = time.monotonic() + SHIPPED_SECONDS
-        while any((folder / "spool" / "feedback").glob("*.jsonl")):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"serving: {folder}/spool is not shipped after {SHIPPED_SECONDS:.0f} s; run `tabloop status`")
-            await asyncio.sleep(0.2)
-    stored = await asyncio.to_thread(_stored_events, store)
+    async with running_app(settings, folder, WITHOUT_ENGINES):
+        spool = folder / "spool" / "feedback"
+        await until(lambda: not any(spool.glob("*.jsonl")), SHIPPED_SECONDS, f"serving: {spool} is not shipped")
+    stored = Counter(row.id for row in await asyncio.to_thread(_stored_events, settings))
     return [
         figure("kills", kills, ""),
         figure("kills.acknowledged_events", len(acknowledged), ""),
@@ -90,20 +80,16 @@ async def _kills(settings: Settings, store: Store, folder: Path, bench: Bench) -
     ]
 
 
-def _stored_events(settings: Store) -> Counter[str]:
-    """Return the number of copies of each event in the bucket."""
-    store = ObjectStore.connect(settings)
-    return Counter(row.id for key in store.keys("events/feedback/") for row in store.get_rows(key, Feedback))
+def _stored_events(settings: Settings) -> list[Feedback]:
+    """Return the events in the bucket."""
+    return list(rows_of(ObjectStore.connect(own_store(settings)), "events/feedback/", Feedback))
 
 
 async def _load(settings: Settings, port: int, until: float, acknowledged: list[str]) -> None:
     """Post events over persistent connections until `until` or the end of the app, and append the acknowledged ids."""
-    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     text = "x = value_of(thing)\n" * 20
     body = json.dumps({"completion_id": "cmpl-bench", "outcome": "accepted", "shown": text, "elapsed_ms": 800}).encode()
-    head = f"POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    request = head.encode() + body
+    request = raw_request("/v1/feedback", settings, body)
 
     async def post_events() -> None:
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,10 +12,8 @@ from evals.progress import Part, Progress
 from infra.settings import ROOT
 
 FOLDER = ROOT / "var" / "bench"
-QUICK = "quick"
-"""Folder of the figures of quick runs, below FOLDER."""
-NAME_WIDTH, WIDTH = 46, 80
-"""Columns of a figure's name, and of a terminal."""
+QUICK = "quick"  # folder of the figures of quick runs, below FOLDER
+NAME_WIDTH, WIDTH = 46, 80  # columns of a figure's name, and of a terminal
 T = TypeVar("T")
 
 
@@ -28,10 +26,8 @@ class Figure:
     unit: str
     target: float | None
     met: bool
-    quick: bool = False
-    """Whether it is of a quick run: of fewer repetitions, so less sure."""
-    bound: bool = False
-    """Whether it is the end of an interval. A quick run has no target for it: its intervals are too wide."""
+    quick: bool = False  # whether it is of a quick run: of fewer repetitions, so less sure
+    bound: bool = False  # whether it is the end of an interval. A quick run has no target for it: its intervals are too wide.
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,8 @@ class Bench:
     name: str
     quick: bool
     progress: Progress
-    minutes: float = 0.0
-    """The time that it usually takes."""
-    folder: Path = FOLDER
-    """Where its figures are written."""
+    minutes: float = 0.0  # the time that it usually takes
+    folder: Path = FOLDER  # where its figures are written
 
     def part(self, name: str, total: float = 0.0, share: float = 0.0) -> AbstractContextManager[Part]:
         """Show a part of the benchmark, with its share of the benchmark's time."""
@@ -74,7 +68,7 @@ def bound(name: str, value: float, unit: str, *, least: float | None = None) -> 
     return replace(figure(name, value, unit, least=least), bound=True)
 
 
-async def in_thread(figures: Iterator[Figure]) -> AsyncIterator[Figure]:
+async def in_thread(figures: Iterator[Figure]) -> AsyncGenerator[Figure, None]:
     """Yield figures that are computed in a thread."""
     while (found := await asyncio.to_thread(next, figures, None)) is not None:
         yield found

@@ -1,4 +1,4 @@
-"""The data path's benchmark
+"""The data path's benchmark.
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
 Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
@@ -7,13 +7,10 @@ context lines become tokens of as many samples as a production's cycle trains on
 network is measured.
 """
 
-import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.rigs.servers import in_new_process
 from infra.model.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
@@ -47,8 +45,7 @@ STEPS = ("plan", "join", "account", "validate", "batch")
 BEGIN = 1_800_000_000.0 - 1_800_000_000.0 % 86_400
 HOUR = 3600.0
 SEGMENT_ROWS = 2_000
-SHIPPED_AGAIN = 100
-"""One segment in so many is shipped again under another key."""
+SHIPPED_AGAIN = 100  # one segment in so many is shipped again under another key
 USERS = 1_000
 PROMPT_TOKENS, TOKENS, TEXT = 120, 10, "ab" * 10
 TYPED = 6
@@ -62,8 +59,7 @@ TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
 TARGET_TWICE = 2.2
 TARGET_HINDSIGHT = 1.5
-TARGET_FLAT = 1.1
-"""Memory with so many times the partitions, over that with fewer."""
+TARGET_FLAT = 1.1  # memory with so many times the partitions, over that with fewer
 PARTITIONS_FEWER = 4
 
 
@@ -121,15 +117,17 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
     rows = len(times)
     user = np.minimum(draw.exponential(USERS / 4, rows), USERS - 1).astype(int)
     ids = [f"cmpl-{name}-{i}" for i in range(rows)]
-
-    def words(value: object, *names: str) -> dict[str, pl.Expr]:
-        return dict.fromkeys(names, pl.lit(value))
-
     lists = {
         "prompt_token_ids": draw.integers(0, 4096, (rows, PROMPT_TOKENS)),
         "token_ids": draw.integers(0, 4096, (rows, TOKENS)),
         "logprobs": -draw.exponential(0.5, (rows, TOKENS)),
         "token_ends": np.tile(np.arange(1, TOKENS + 1) * 2, (rows, 1)),
+    }
+    constant = {
+        **{"client": "continue", "suffix": "\n    return self.scale\n", "text": TEXT, "finish_reason": "length"},
+        **{"policy_version": "1", "arm": "champion", "experiment": "", "temperature": 0.8, "top_p": 1.0, "max_tokens": 24},
+        **dict.fromkeys(("opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"), False),
+        **{"ttft_ms": 5.0, "total_ms": 5.0},
     }
     return pl.DataFrame(
         {
@@ -140,15 +138,7 @@ def made_completions(draw: np.random.Generator, name: str, times: np.ndarray) ->
             "prefix": [written(u, time) for u, time in zip(user, times, strict=True)],
             **{name: pl.Series(values).arr.to_list() for name, values in lists.items()},
         }
-    ).with_columns(
-        **words("continue", "client")
-        | words("\n    return self.scale\n", "suffix")
-        | words(TEXT, "text")
-        | words("length", "finish_reason"),
-        **words("1", "policy_version") | words("champion", "arm") | words("", "experiment"),
-        **words(False, "opted_out", "redacted", "mixed", "withheld", "pinned", "exploring"),
-        **words(0.8, "temperature") | words(1.0, "top_p") | words(24, "max_tokens") | words(5.0, "ttft_ms", "total_ms"),
-    )
+    ).with_columns(**{name: pl.lit(value) for name, value in constant.items()})
 
 
 def written(user: int, time: float) -> str:
@@ -197,7 +187,7 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
 
 
 def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
-    """Return the seconds of each step over the events of `make`, and the memory.
+    """Return the seconds of each step over the events of `make`, their total, and the memory.
 
     Args:
         least: requests that a partition holds up to.
@@ -224,13 +214,8 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     orphans = sum(part.orphans for part in joined_parts)
     del joined_parts
     register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
-    accounting = classify(
-        users.with_admission(labelled, register),
-        {"1": 0},
-        plan.partitions[-1].end,
-        settings.collect,
-        WindowCounts(plan.requests, duplicates),
-    )
+    labelled, counts = users.with_admission(labelled, register), WindowCounts(plan.requests, duplicates)
+    accounting = classify(labelled, {"1": 0}, plan.partitions[-1].end, settings.collect, counts)
     del labelled  # a cycle keeps only the accounting
     assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
     done("account")
@@ -244,13 +229,9 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
     figures = {
-        "cpu": time.process_time() - cpu,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "partitions": len(plan.partitions),
-        "samples": chosen.height,
-        "settled": chosen["settled"].count(),
-        "orphans": orphans,
-        "duplicates": duplicates,
+        **{"cpu": time.process_time() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
+        **{"partitions": len(plan.partitions), "samples": chosen.height, "settled": chosen["settled"].count()},
+        **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
     if trained:
         tokens = settled_tokens(settings.collect)
@@ -267,41 +248,36 @@ def settled_tokens(collect: Collect) -> SettledTokens:
     return SettledTokens(Renderer(tokenizer, "spm", *PROMPT_SIZES), MAX_TOKENS, collect.hindsight.lines)
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Join made completions in processes of their own, whose memory is measured."""
-    sizes = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
-    async for one in in_thread(figures_of(*sizes, bench)):
-        yield one
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many.
 
-
-def figures_of(completions: int, trained: int, hours: int, bench: Bench) -> Iterator[Figure]:
-    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many; yield the figures."""
+    Each time in a process of its own, whose memory is measured.
+    """
+    completions, trained, hours = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
     per_hour = completions // hours
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 7, share=1.0) as part:
         store = FolderStore(Path(folder))
 
-        def run(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
-            parameters = json.dumps([folder, end, served, least, hindsight, trained])
-            command = (sys.executable, "-m", "evals.bench.join", parameters)
-            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        def joined(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
+            found = in_new_process(measure, Path(folder), end, served, least, hindsight, trained)
             part.advance()
-            return dict(json.loads(done.stdout))
+            return found
 
         served = make(store, per_hour, range(hours))
         part.advance()
-        once = run(hours, LEAST_REQUESTS, trained=trained)
+        once = joined(hours, LEAST_REQUESTS, trained=trained)
         yield from of_one_run(once, completions, per_hour * hours)
-        without = run(hours, LEAST_REQUESTS, hindsight=False)
-        yield figure("join.without_hindsight", total_of(without), "s")
-        yield figure("join.hindsight", total_of(once) / total_of(without), "times the time without", most=TARGET_HINDSIGHT)
+        without = joined(hours, LEAST_REQUESTS, hindsight=False)
+        yield figure("join.without_hindsight", without["total"], "s")
+        yield figure("join.hindsight", once["total"] / without["total"], "times the time without", most=TARGET_HINDSIGHT)
         yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
-        fewer = run(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
+        fewer = joined(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
         yield figure("join.fewer_partitions", fewer["partitions"], "")
         yield figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT)
         served += make(store, per_hour, range(hours, 2 * hours))
         part.advance()
-        twice = run(2 * hours, LEAST_REQUESTS)
-    yield figure("join.twice", total_of(twice) / total_of(once), "times the time", most=TARGET_TWICE)
+        twice = joined(2 * hours, LEAST_REQUESTS)
+    yield figure("join.twice", twice["total"] / once["total"], "times the time", most=TARGET_TWICE)
     yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
     yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)
     yield figure("join.twice_partitions", twice["partitions"], "")
@@ -313,19 +289,9 @@ def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterat
     yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
     # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
     most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS.full else None
-    yield figure("join.total", total_of(once), "s", most=most)
+    yield figure("join.total", once["total"], "s", most=most)
     yield figure("join.cpu", once["cpu"], "s")
     yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
     yield figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES)
     yield figure("join.completions", made, "")
     yield from (figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates"))
-
-
-def total_of(run: Mapping[str, float]) -> float:
-    """Return the seconds of a run's steps."""
-    return sum(run[step] for step in STEPS)
-
-
-if __name__ == "__main__":  # the process of one measurement
-    parameters = json.loads(sys.argv[1])
-    print(json.dumps(measure(Path(parameters[0]), *parameters[1:])))

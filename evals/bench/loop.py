@@ -7,12 +7,15 @@ Developers type; while their requests settle, and the cycle runs through its dep
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.typists import settle, typing
-from evals.demo.loop import CYCLE
+from evals.bench.rigs.servers import until
+from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration, TaskRun
 from evals.progress import Part
+from infra.registry.client import CHALLENGER, Registry
 from infra.settings import Settings
 
 LABELS, USERS = Size(full=1000, quick=260), 120
@@ -20,15 +23,40 @@ CYCLE_TARGET_SECONDS = 120.0
 FRESH_TARGET_SECONDS = 150.0
 SWAP_SECONDS = 60.0
 REGISTER = "register"
-ASK_SECONDS = 5.0
-"""Between two questions which step runs, since Prefect shares the cores with the cycle."""
+ASK_SECONDS = 5.0  # between two questions which step runs, since Prefect shares the cores with the cycle
+SHIPMENTS = 2
+"""Intervals of shipping after which the last request and its outcome are in the store."""
+
+
+async def settle(settings: Settings) -> None:
+    """Wait until a cycle uses the last request: it must be as old as collect.settle_seconds, and shipped."""
+    await asyncio.sleep(settings.collect.settle_seconds + SHIPMENTS * settings.serving.ship_seconds)
+
+
+def end_test(registry: Registry) -> None:
+    """End the A/B test that a cycle opened, which would keep the next cycle from beginning."""
+    registry.set_experiment(None)
+    registry.delete_alias(CHALLENGER)
+
+
+@asynccontextmanager
+async def typing(settings: Settings, users: int, concurrency: int) -> AsyncIterator[tuple[Traffic, "asyncio.Task[object]"]]:
+    """Let developers type until the block ends; yields their traffic and their task."""
+    traffic, stop = Traffic(0.0), asyncio.Event()
+    address = developers.stack_address(settings)
+    run = developers.RunSettings(address=address, users=users, concurrency=concurrency, seed=int(time.time()), speed=200)
+    task = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop, progress=traffic, rate=traffic.rate))
+    try:
+        yield traffic, task
+    finally:
+        stop.set()
+        await task
 
 
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Type until there are enough labels, run a cycle, wait for its version in live answers.
 
-    Raises:
-        RuntimeError: the cycle registers no version, or the version is not served.
+    Raises RuntimeError where the cycle registers no version, or the version is not served.
     """
     async with typing(settings, USERS, 32) as (traffic, _):
         began = time.monotonic()
@@ -47,10 +75,8 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             with bench.part("cycle", share=0.7) as part:
                 tasks = await _cycle_tasks(prefect, part)
         ended, traffic.quiet = time.monotonic(), False
-        while traffic.tally.by_version().keys() <= old_versions:
-            if time.monotonic() > ended + SWAP_SECONDS:
-                raise RuntimeError(f"serving: no answer by the new version within {SWAP_SECONDS:.0f} s; run `tabloop status`")
-            await asyncio.sleep(0.2)
+        late = "serving: no answer by the new version"
+        await until(lambda: bool(traffic.tally.by_version().keys() - old_versions), SWAP_SECONDS, late)
         fresh, first = time.monotonic() - started, time.time()
     for task in tasks:
         yield figure(f"cycle.{task.name}", task.seconds, "s")

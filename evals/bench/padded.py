@@ -6,7 +6,6 @@ Batches hold ROWS samples in their given order, with prompts padded on the left 
 logits of the completions only.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -77,19 +76,7 @@ def collate(rows: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return ids, mask, ids[:, before:], mask[:, before:].float(), torch.tensor([[row.advantage] for row in rows])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the steps and write their CPU-seconds."""
-    parser = argparse.ArgumentParser(prog="python -m evals.bench.padded", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("samples", type=Path, help="Parquet of samples")
-    parser.add_argument("out", type=Path, help="JSON to write")
-    parser.add_argument("steps", type=int, help="number of steps")
-    parser.add_argument("precision", choices=("float32", "bfloat16"), help="precision of the matrix products")
-    options = parser.parse_args(arguments)
-    base = configuration.path(configuration.load().model.base)
-    seconds = reference_steps(from_parquet(options.samples.read_bytes(), Sample), base, options.steps, options.precision)
-    options.out.write_text(json.dumps(seconds))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    samples, out, steps, precision = sys.argv[1:]
+    rows, base = from_parquet(Path(samples).read_bytes(), Sample), configuration.path(configuration.load().model.base)
+    Path(out).write_text(json.dumps(reference_steps(rows, base, int(steps), precision)))

@@ -9,28 +9,40 @@ The 99 % quantile and the throughput are compared block by block, and the target
 load during one or two blocks sets the quantile (two plain servers differed by 227 ms), so that figure has no target.
 """
 
+import asyncio
 import secrets
 import statistics
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
 from operator import sub, truediv
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 from scipy.stats import binom
-from tokenizers import Tokenizer
 
 from evals import developers
-from evals.bench.cpu_time import CpuTime
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.plain_vllm import plain_vllm
-from evals.bench.streams import StreamResult, first_token_percentiles, session, stream_completions
-from evals.bench.swap import measure_swaps
+from evals.bench.rigs.apps import plain_vllm
+from evals.bench.rigs.servers import until
+from evals.bench.streams import (
+    StreamResult,
+    bearer,
+    first_token_percentiles,
+    session,
+    stream_completion,
+    stream_completions,
+)
 from infra import settings as configuration
 from infra.model import fim
+from infra.registry.client import CHAMPION, Registry
 from infra.settings import Settings
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
+from tasks.evaluation.models.base import Text
 
 BLOCKS = Size(full={1: 36, 16: 36}, quick={1: 6, 16: 6})
 """Number of blocks, by concurrent streams. With 16 streams the first 16 requests, which arrive together, set a block's 99 %
@@ -38,12 +50,39 @@ quantile: it differs by 30 ms from block to block, so the median of 36 differenc
 REQUESTS = Size(full={1: 100, 16: 200}, quick={1: 20, 16: 64})
 """Requests of a block, by concurrent streams. Longer blocks let other load affect one side alone: with 12 and 24 blocks of
 150, runs of one program gave 0.92 to 1.01 of plain vLLM's throughput with one stream."""
-PROMPTS_PER_SPARE = 50
-"""One spare position for this many prompts, since about one in a thousand is unusable."""
-MAX_ADDED_MS = (3.0, 10.0)
-"""Targets for the time to first token that the app adds: median and 99 % quantile."""
-MIN_THROUGHPUT = 0.95
-"""Target for the app's share of plain vLLM's throughput."""
+PROMPTS_PER_SPARE = 50  # one spare position for this many prompts, since about one in a thousand is unusable
+MAX_ADDED_MS = (3.0, 10.0)  # targets for the time to first token that the app adds: median and 99 % quantile
+MIN_THROUGHPUT = 0.95  # target for the app's share of plain vLLM's throughput
+SWAPS = Size(full=5, quick=2)  # with one swap, its two latest requests alone would set the 99 % quantile
+STREAMS, SECONDS_BEFORE, SECONDS_AFTER, MAX_SECONDS = 8, 6.0, 4.0, 60.0
+MAX_P99_RATIO = 1.5
+
+
+class CpuTime:
+    """A context manager that adds up the CPU seconds of the processes that listen on the given ports.
+
+    `seconds` holds them by name; child processes, such as vLLM's engine core, count as `NAME_core`.
+    """
+
+    def __init__(self, ports: Mapping[str, int | None]) -> None:
+        listening = {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        self._processes: dict[str, list[psutil.Process]] = {}
+        for name, port in ports.items():
+            server = psutil.Process(listening[port])
+            self._processes[name] = [server]
+            if children := server.children(recursive=True):
+                self._processes[f"{name}_core"] = children
+        self.seconds = dict.fromkeys(self._processes, 0.0)
+
+    def __enter__(self) -> None:
+        self._before = self._now()
+
+    def __exit__(self, *error: object) -> None:
+        for name, now in self._now().items():
+            self.seconds[name] += now - self._before[name]
+
+    def _now(self) -> dict[str, float]:
+        return {name: sum(sum(p.cpu_times()[:2]) for p in processes) for name, processes in self._processes.items()}
 
 
 class Side:
@@ -56,15 +95,9 @@ class Side:
         self.block_throughput: list[float] = []
 
     async def run_block(self, http: aiohttp.ClientSession, bodies: Sequence[dict[str, Any]], concurrency: int) -> None:
-        """Stream one block of completions.
-
-        Raises:
-            RuntimeError: a request failed.
-        """
+        """Stream one block of completions. Raises RuntimeError if a request failed."""
         with self.cpu:
             results, seconds = await stream_completions(http, self._url, bodies, concurrency)
-        if errors := [result.error for result in results if result.error]:
-            raise RuntimeError(f"{self._url}: {len(errors)} of {len(results)} requests failed: {errors[0]}; run `tabloop status`")
         self.results += results
         self.block_p99.append(first_token_percentiles(results)[1])
         self.block_throughput.append(sum(result.tokens for result in results) / seconds)
@@ -78,14 +111,13 @@ class Side:
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Compare the app with plain vLLM, then measure swaps under load.
 
-    Raises:
-        RuntimeError: a server does not start, or requests fail.
+    Raises RuntimeError where a server does not start, or requests fail.
     """
     blocks, requests = BLOCKS.of(bench.quick), REQUESTS.of(bench.quick)
     pairs = prompts(settings, sum(blocks[concurrency] * requests[concurrency] for concurrency in blocks))
-    token = developers.simulation_token(settings)
+    developers.simulation_token(settings)  # raises where it is missing
     app = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
-    async with session(token) as http:
+    async with session(settings.serving.simulation_token) as http:
         async with plain_vllm(settings, http) as plain:
             async for one in compare(http, settings, pairs, (app, plain), bench):
                 yield one
@@ -99,24 +131,19 @@ def prompts(settings: Settings, count: int) -> list[tuple[str, str]]:
     No position repeats and every run uses other ones, since the engine caches the prompts of earlier runs. Skips the few prompts
     whose text encodes to other token ids.
 
-    Raises:
-        RuntimeError: too few prompts remain.
+    Raises RuntimeError where too few prompts remain.
     """
-    model = settings.model
-    tokenizer = Tokenizer.from_file(str(configuration.path(model.base) / "tokenizer.json"))
-    renderer = fim.Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+    base = Text.of(configuration.path(settings.model.base), settings.model)
     sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
     pairs = []
     for position in positions.sample_positions(sources, count + count // PROMPTS_PER_SPARE, seed=secrets.randbits(32)):
         prefix, suffix = position.prefix[-2000:], position.suffix[:1000]
-        ids = renderer.render(prefix, suffix)
-        text = tokenizer.decode(ids, skip_special_tokens=False)
-        if tokenizer.encode(text, add_special_tokens=False).ids == ids:
+        ids = base.renderer.render(prefix, suffix)
+        text = base.tokenizer.decode(ids, skip_special_tokens=False)
+        if base.tokenizer.encode(text, add_special_tokens=False).ids == ids:
             pairs.append((f"{fim.PREFIX}{prefix}{fim.SUFFIX}{suffix}{fim.MIDDLE}", text))
     if len(pairs) < count:
-        raise RuntimeError(
-            f"only {len(pairs)} of {count} prompts encode to the same token ids; check the tokenizer of model.base"
-        )
+        raise RuntimeError(f"only {len(pairs)} of {count} prompts encode to the same ids; check the tokenizer of model.base")
     return pairs[:count]
 
 
@@ -184,9 +211,70 @@ def median_figures(name: str, block_values: Iterable[float], unit: str, **target
 
 async def _champion_url(http: aiohttp.ClientSession, settings: Settings) -> str:
     """Return the address of the engine that serves the champion."""
-    token = settings.serving.admin_token
-    headers = {"Authorization": f"Bearer {token.get_secret_value() if token else ''}"}
     url = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
-    async with http.get(url, headers=headers) as response:
+    async with http.get(url, headers=bearer(settings.serving.admin_token)) as response:
         slots = (await response.json())["slots"]
     return next(slot["url"] for slot in slots if slot["role"] == "champion")
+
+
+async def measure_swaps(
+    http: aiohttp.ClientSession, settings: Settings, url: str, bodies: Sequence[dict[str, Any]], bench: Bench
+) -> list[Figure]:
+    """Register the champion's weights as a new version SWAPS times, each time move its alias there while STREAMS streams run.
+
+    The versions stay in the registry: their requests are in the log, and a cycle refuses a window with many of unknown versions.
+
+    Raises RuntimeError where no version is champion, or a version is not served in time.
+    """
+    registry = Registry.connect(settings.registry)
+    champion = registry.aliases().champion
+    if champion is None:
+        raise RuntimeError("registry: no version is champion, so there is nothing to swap; run `tabloop status`")
+    source, stop, results = registry.version(champion).source, asyncio.Event(), list[StreamResult]()
+    swaps: list[tuple[str, float, float]] = []  # version, begin, end
+
+    async def stream(offset: int) -> None:
+        for body in islice(cycle(bodies), offset, None, STREAMS):
+            if stop.is_set():
+                return
+            results.append(await stream_completion(http, url, body))
+
+    def has_answered(version: str) -> bool:
+        return any(result.version == version for result in results)
+
+    async def is_back() -> bool:
+        return (await stream_completion(http, url, bodies[0])).version == champion
+
+    streams = [asyncio.create_task(stream(number)) for number in range(STREAMS)]
+    try:
+        with bench.part("swaps", SWAPS.of(bench.quick), share=0.1) as part:
+            for _ in range(SWAPS.of(bench.quick)):
+                await asyncio.sleep(SECONDS_BEFORE)
+                version = registry.create_version(source, {"bench": "swap"}, "The champion once more, to measure a swap.").version
+                moved = time.monotonic()
+                registry.set_alias(CHAMPION, version)
+                late = f"serving: version {version}, to which the alias moved, is not served"
+                await until(partial(has_answered, version), MAX_SECONDS, late, every=0.02)
+                await asyncio.sleep(SECONDS_AFTER)
+                swaps.append((version, moved, time.monotonic()))
+                part.advance()
+    finally:
+        stop.set()
+        await asyncio.gather(*streams)
+        registry.set_alias(CHAMPION, champion)
+    await until(is_back, MAX_SECONDS, f"serving: version {champion} is not served again", every=0.5)
+    return _swap_figures(results, swaps)
+
+
+def _swap_figures(results: Sequence[StreamResult], swaps: Sequence[tuple[str, float, float]]) -> list[Figure]:
+    during = [result for result in results if any(begin <= result.sent_at < end for _, begin, end in swaps)]
+    before = [result for result in results if not any(begin <= result.sent_at < end for _, begin, end in swaps)]
+    p99, p99_during = (first_token_percentiles(part)[1] for part in (before, during))
+    delays = [min(r.sent_at + r.first_ms / 1e3 for r in results if r.version == version) - moved for version, moved, _ in swaps]
+    return [
+        figure("swap.failed_requests", sum(bool(result.error) for result in results), "", most=0),
+        figure("swap.first_token_p99_before", p99, "ms"),
+        figure("swap.first_token_p99_ratio", p99_during / p99, "ratio", most=MAX_P99_RATIO),
+        figure("swap.alias_to_first_token", statistics.median(delays), "s"),
+        figure("swap.alias_to_first_token.longest", max(delays), "s"),
+    ]

@@ -1,4 +1,4 @@
-"""A plain client of OpenAI's streaming completions that measures the time to first token."""
+"""Plain clients: of OpenAI's streaming completions, with the time to first token, and of raw HTTP."""
 
 import asyncio
 import json
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from pydantic import SecretStr
+
+from infra.settings import Settings
 
 CHUNK = b"data: {"
 
@@ -18,23 +21,36 @@ CHUNK = b"data: {"
 class StreamResult:
     """The result of one request."""
 
-    sent_at: float
-    """Monotonic seconds."""
-    first_ms: float
-    """Milliseconds to the first chunk; to the end without one."""
+    sent_at: float  # monotonic seconds
+    first_ms: float  # milliseconds to the first chunk; to the end without one
     total_ms: float
-    tokens: int
-    """Sampled tokens, as the server reports at the end."""
-    version: str
-    """X-Tabloop-Version; empty where the server sends none."""
+    tokens: int  # sampled tokens, as the server reports at the end
+    version: str  # X-Tabloop-Version; empty where the server sends none
     error: str = ""
 
 
+def bearer(token: SecretStr | None) -> dict[str, str]:
+    """Return the headers of a request with a token; none without one."""
+    return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+
+
+def raw_head(path: str, settings: Settings, *lines: str) -> bytes:
+    """Return the head of a POST of JSON with the app's token and further lines, without the empty line at its end."""
+    token = (f"{name}: {value}" for name, value in bearer(settings.serving.token).items())
+    head = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *token, *lines, "")
+    return "\r\n".join(head).encode()
+
+
+def raw_request(path: str, settings: Settings, body: bytes, *lines: str) -> bytes:
+    """Return a POST of JSON with the app's token."""
+    return raw_head(path, settings, *lines, f"Content-Length: {len(body)}") + b"\r\n" + body
+
+
 @asynccontextmanager
-async def session(token: str) -> AsyncIterator[aiohttp.ClientSession]:
+async def session(token: SecretStr | None) -> AsyncIterator[aiohttp.ClientSession]:
     """Open a session with one connection per request, as editors have that follow `Connection: close`."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    headers = {"Authorization": f"Bearer {token}", "X-User-ID": "bench", "X-Project-ID": "bench"}
+    headers = bearer(token) | {"X-User-ID": "bench", "X-Project-ID": "bench"}
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(60)) as http:
         yield http
 
@@ -61,7 +77,10 @@ async def stream_completion(http: aiohttp.ClientSession, url: str, body: dict[st
 async def stream_completions(
     http: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> tuple[list[StreamResult], float]:
-    """Stream all completions, `concurrency` at a time. Return the results and the seconds they took."""
+    """Stream all completions, `concurrency` at a time. Return the results and the seconds they took.
+
+    Raises RuntimeError where a request failed.
+    """
     waiting, results = iter(bodies), list[StreamResult]()
 
     async def stream(bodies: Iterator[dict[str, Any]]) -> None:
@@ -70,7 +89,10 @@ async def stream_completions(
 
     began = time.monotonic()
     await asyncio.gather(*(stream(waiting) for _ in range(concurrency)))
-    return results, time.monotonic() - began
+    seconds = time.monotonic() - began
+    if errors := [result.error for result in results if result.error]:
+        raise RuntimeError(f"{url}: {len(errors)} of {len(results)} requests failed: {errors[0]}; run `tabloop status`")
+    return results, seconds
 
 
 def first_token_percentiles(results: Sequence[StreamResult]) -> tuple[float, float]:

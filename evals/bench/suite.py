@@ -1,75 +1,52 @@
-"""The benchmarks of `tabloop bench [--quick] [NAME...]`.
+"""The benchmarks of `tabloop bench [--quick] [NAME...]`, which suite.toml lists.
 
-All but `fleet`, `shape`, `trainer`, `join`, `caps`, `experiments`, `gate`, `showing` and `recipes` need the stack (`tabloop up`)
-without a running A/B test, and pause the schedules meanwhile. Each figure is printed at once. One that fails is named, and
-the others run.
+Those on the stack need `tabloop up` without a running A/B test, and pause the schedules meanwhile. Each figure is printed at
+once. One that fails is named, and the others run.
 """
 
 import asyncio
 import os
 import time
+import tomllib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from evals.bench import figures
-from evals.bench.figures import Bench, Figure, Size
+from evals.bench.figures import Bench, Figure, Size, in_thread
 from evals.bench.fleet.parts import lacking as fleet_lacks
+from evals.bench.loop import end_test
 from evals.demo.loop import CYCLE, WATCH
 from evals.demo.orchestration import Orchestration
 from evals.progress import Progress, duration
-from infra.registry.client import CHALLENGER, Registry
+from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.stack.files import PRIVATE
 
-MINUTES: Mapping[str, Size[float]] = {
-    "loop": Size(2, 1.1),
-    "survival": Size(10, 1.2),
-    "kills": Size(10, 1.4),
-    "serving": Size(20, 1.0),
-    "feedback": Size(3, 0.3),
-    "hostile": Size(8, 0.7),
-    "redaction": Size(3, 0.5),
-    "evaluation": Size(4, 0.3),
-    "trainer": Size(10, 0.5),
-    "join": Size(5, 0.6),
-    "caps": Size(5, 0.1),
-    "experiments": Size(120, 0.3),
-    "gate": Size(15, 1.5),
-    "showing": Size(6, 0.5),
-    "recipes": Size(300, 0.5),
-}
-"""Benchmarks in their order, with their rough time on two cores: what the time left is counted by.
 
-Those with cycles come first: the requests of the others would make their cycles larger.
-"""
-ON_DEMAND: Mapping[str, Size[float]] = {"fleet": Size(6, 4), "shape": Size(8, 3)}
-"""Benchmarks that run only if they are named: `fleet` needs programs that no pinned list has, `shape` some 20 GB of memory."""
-KNOWN = {**MINUTES, **ON_DEMAND}
-WITHOUT_STACK = ("fleet", "shape", "trainer", "join", "caps", "experiments", "gate", "showing", "recipes")
-"""Benchmarks that need no stack."""
-MODULES: Mapping[str, str] = {
-    "survival": "evals.bench.faults.survival",
-    "kills": "evals.bench.faults.kills",
-    "caps": "evals.bench.experiments.caps",
-    "experiments": "evals.bench.experiments.tests",
-    "shape": "evals.bench.shape.loop",
-    "gate": "evals.studies.gate",
-    "showing": "evals.studies.showing.bench",
-    "recipes": "evals.studies.recipes.bench",
-}
-"""Modules of the benchmarks that are not evals.bench.NAME. Each has `run(settings, bench)`, which yields figures."""
+@dataclass(frozen=True)
+class Entry:
+    """A benchmark of suite.toml, which describes the fields."""
+
+    minutes: Size[float]
+    module: str
+    stack: bool = False
+    demand: bool = False
 
 
-def module_of(name: str) -> str:
-    """Return the module of a benchmark."""
-    return MODULES.get(name, f"evals.bench.{name}")
+def _read(file: Path) -> dict[str, Entry]:
+    rows = tomllib.loads(file.read_text())
+    return {name: Entry(**row | {"minutes": Size(*row["minutes"])}) for name, row in rows.items()}
+
+
+KNOWN = _read(Path(__file__).with_suffix(".toml"))
 
 
 @dataclass(frozen=True)
@@ -79,8 +56,7 @@ class Ended:
     name: str
     figures: Sequence[Figure]
     seconds: float
-    failure: str = ""
-    """Why it did not come to its end; empty if it did."""
+    failure: str = ""  # why it did not come to its end; empty if it did
 
     @property
     def missed(self) -> list[str]:
@@ -90,23 +66,23 @@ class Ended:
 
 async def run_benches(settings: Settings, names: Sequence[str], quick: bool, progress: Progress) -> list[Ended]:
     """Run benchmarks one after another, those on the stack first."""
-    ended = []
-    if on_stack := [name for name in names if name not in WITHOUT_STACK]:
-        ended += await run_on_stack(settings, on_stack, quick, progress)
-    for name in names:
-        if name in WITHOUT_STACK:
-            ended.append(await run_bench(settings, Bench(name, quick, progress, KNOWN[name].of(quick))))
-    return ended
+    benches = [Bench(name, quick, progress, KNOWN[name].minutes.of(quick)) for name in names]
+    on_stack, others = ([one for one in benches if KNOWN[one.name].stack is stack] for stack in (True, False))
+    ended = await run_on_stack(settings, on_stack) if on_stack else []
+    return ended + [await run_bench(settings, bench) for bench in others]
 
 
 async def run_bench(settings: Settings, bench: Bench) -> Ended:
-    """Run one benchmark, report its figures and write them; one that fails reports its error and writes none."""
+    """Run one benchmark, report its figures and write them; one that fails reports its error and writes none.
+
+    Figures of a generator are computed in a thread, those of an asynchronous one in the event loop.
+    """
     began, found = time.monotonic(), list[Figure]()
     try:
-        module = import_module(module_of(bench.name))  # one by one, since some import torch
+        running = import_module(KNOWN[bench.name].module).run(settings, bench)  # one by one, since some import torch
         with bench.progress.part(bench.name, work=bench.minutes):
-            async with aclosing(module.run(settings, bench)) as running:
-                async for one in running:
+            async with aclosing(in_thread(running) if isinstance(running, Iterator) else running) as yielded:
+                async for one in yielded:
                     found += figures.reported([one], bench.progress, quick=bench.quick)
     except Exception as error:  # of any benchmark: it is reported, and the others run
         bench.progress.say(f"{bench.name} failed\n{traceback.format_exc()}")
@@ -115,12 +91,8 @@ async def run_bench(settings: Settings, bench: Bench) -> Ended:
     return Ended(bench.name, found, time.monotonic() - began)
 
 
-async def run_on_stack(settings: Settings, names: Sequence[str], quick: bool, progress: Progress) -> list[Ended]:
-    """Run benchmarks while the rest of the loop is idle.
-
-    Raises:
-        RuntimeError: an A/B test is running.
-    """
+async def run_on_stack(settings: Settings, benches: Sequence[Bench]) -> list[Ended]:
+    """Run benchmarks while the rest of the loop is idle. Raises RuntimeError where an A/B test is running."""
     ended = []
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in (CYCLE, WATCH):
@@ -130,12 +102,10 @@ async def run_on_stack(settings: Settings, names: Sequence[str], quick: bool, pr
             registry = Registry.connect(settings.registry)
             if experiment := registry.aliases().experiment:
                 raise RuntimeError(f"A/B test {experiment.id} is running and would be disturbed; start again after its verdict")
-            for name in names:
+            for bench in benches:
                 await _until_idle(prefect)  # a benchmark that failed may have left a run
-                ended.append(await run_bench(settings, Bench(name, quick, progress, MINUTES[name].of(quick))))
-                # A measured cycle opens an A/B test, which would keep the next cycle from beginning.
-                registry.set_experiment(None)
-                registry.delete_alias(CHALLENGER)
+                ended.append(await run_bench(settings, bench))
+                end_test(registry)
         finally:
             for deployment in (CYCLE, WATCH):
                 await prefect.pause(deployment, False)
@@ -164,26 +134,23 @@ class CannotRun(ValueError):
 def chosen(names: Sequence[str]) -> list[str]:
     """Return the benchmarks to run: the given ones, by default all but those on demand.
 
-    Raises:
-        CannotRun: a name is unknown, or `fleet` lacks programs.
+    Raises CannotRun where a name is unknown, or `fleet` lacks programs.
     """
     if unknown := [name for name in names if name not in KNOWN]:
         raise CannotRun(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(KNOWN)}")
     if "fleet" in names and (lacks := fleet_lacks()):
         raise CannotRun(f"fleet needs Debian packages that are not installed: {', '.join(lacks)}")
-    return list(names) or list(MINUTES)
+    return list(names) or [name for name, entry in KNOWN.items() if not entry.demand]
 
 
 def run(settings: Settings, names: Sequence[str], *, quick: bool) -> bool:
     """Run the named benchmarks and print a summary; return whether all came to their end and met their targets.
 
-    Raises:
-        CannotRun: see `chosen`.
-        RuntimeError: an A/B test is running.
+    Raises CannotRun as `chosen` does, and RuntimeError where an A/B test is running.
     """
     names, console = chosen(names), Console()
     os.umask(PRIVATE)
-    with Progress(console, work=sum(KNOWN[name].of(quick) for name in names)) as progress:
+    with Progress(console, work=sum(KNOWN[name].minutes.of(quick) for name in names)) as progress:
         ended = asyncio.run(run_benches(settings, names, quick, progress))
     console.print(summary(ended, quick))
     return not any(one.missed or one.failure for one in ended)

@@ -11,58 +11,43 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-
-from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import FOLDER, Bench, Figure, Size, figure
 from evals.bench.padded import LEARNING_RATE
-from evals.progress import Part
 from infra import settings as configuration
-from infra.model.fim import END, Renderer
+from infra.model.fim import END
 from infra.records import Sample
 from infra.settings import Settings
 from infra.storage.store import to_parquet
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
+from tasks.evaluation.models.base import Text
 
-SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})
-"""Number of turns of both sides, by the samples of a step."""
-FASTER = 1.5
-"""Target: the trainer's tokens per CPU-second over those of transformers."""
-LINEAR = 1.15
-"""Target: CPU-seconds per token with the most samples, over those with the fewest."""
+SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})  # number of turns of both sides, by the samples of a step
+FASTER = 1.5  # target: the trainer's tokens per CPU-second over those of transformers
+LINEAR = 1.15  # target: CPU-seconds per token with the most samples, over those with the fewest
 STEPS = Size(full=4, quick=2)
 PRECISIONS = Size(full=("float32", "bfloat16"), quick=("bfloat16",))
 
 
 def samples_of(count: int, settings: Settings) -> list[Sample]:
     """Return samples of positions in real code with the real text as the completion, so that lengths are as served."""
-    base = configuration.path(settings.model.base)
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    model = settings.model
-    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    rng, end = random.Random(0), tokenizer.token_to_id(END)
+    text = Text.of(configuration.path(settings.model.base), settings.model)
+    rng, end = random.Random(0), text.tokenizer.token_to_id(END)
     sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
     samples = []
     for number, position in enumerate(positions.sample_positions(sources, count, 0)):
-        tokens = (*renderer.encode(position.truth), end)[: settings.serving.sampling.max_tokens]
+        tokens = (*text.renderer.encode(position.truth), end)[: settings.serving.sampling.max_tokens]
         samples.append(
             Sample(
-                completion_id=f"bench-{number}",
-                user="bench",
-                # Other than the current version, so that the trainer computes the reference log-probabilities of the clip itself.
-                policy_version="older",
-                prompt_token_ids=tuple(renderer.render(position.prefix, position.suffix)),
-                token_ids=tokens,
-                logprobs=(-1.0,) * len(tokens),
-                temperature=1.0,
-                outcome="accepted",
-                shown_characters=len(position.truth),
-                accepted_characters=len(position.truth),
-                advantage=rng.gauss(0, 1),
+                # A version other than the current one, so that the trainer computes the reference log-probabilities of the clip.
+                **{"completion_id": f"bench-{number}", "user": "bench", "policy_version": "older", "outcome": "accepted"},
+                **{"prompt_token_ids": tuple(text.renderer.render(position.prefix, position.suffix)), "token_ids": tokens},
+                **{"logprobs": (-1.0,) * len(tokens), "temperature": 1.0, "advantage": rng.gauss(0, 1)},
+                **{"shown_characters": len(position.truth), "accepted_characters": len(position.truth)},
             )
         )
     return samples
@@ -71,25 +56,14 @@ def samples_of(count: int, settings: Settings) -> list[Sample]:
 def job_of(samples: Path, folder: Path, count: int, settings: Settings, steps: int, precision: str) -> dict[str, object]:
     """The trainer's job: every step is one pass over all samples, and all weights are trained, as on the other side."""
     return {
-        "checkpoint": str(configuration.path(settings.model.base)),
-        "samples": str(samples),
-        "output": str(folder),
-        "current_version": "newer",
-        "learning_rate": LEARNING_RATE,
-        "epochs": steps,
-        "minibatch": count,
-        "micro_batch_tokens": settings.train.micro_batch_tokens,
-        "threads": 1,
-        "precision": precision,
+        **{"checkpoint": str(configuration.path(settings.model.base)), "samples": str(samples), "output": str(folder)},
+        **{"current_version": "newer", "learning_rate": LEARNING_RATE, "epochs": steps, "minibatch": count, "threads": 1},
+        **{"micro_batch_tokens": settings.train.micro_batch_tokens, "precision": precision},
     }
 
 
 def run_process(command: Sequence[str], log: Path) -> float:
-    """Run a process. Return its peak resident memory in MiB.
-
-    Raises:
-        RuntimeError: the process failed.
-    """
+    """Run a process. Return its peak resident memory in MiB. Raises RuntimeError where the process failed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(configuration.ROOT), "PYTHONWARNINGS": "ignore"}
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=configuration.ROOT, env=environment, stdout=output, stderr=output)
@@ -100,38 +74,29 @@ def run_process(command: Sequence[str], log: Path) -> float:
     return usage.ru_maxrss / 1024
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Measure both sides at every size, in processes of their own; writes their logs to var/bench/trainer."""
-    sizes, precisions, steps = SIZES.of(bench.quick), PRECISIONS.of(bench.quick), STEPS.of(bench.quick)
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Measure both sides at every size and precision, in processes of their own; writes their logs to var/bench/trainer."""
+    sizes, precisions, cost = SIZES.of(bench.quick), PRECISIONS.of(bench.quick), {}
     with bench.part("turns", len(precisions) * sum(sizes.values()), share=1.0) as part:
-        async for one in in_thread(measure(settings, sizes, precisions, steps, FOLDER / "trainer", part)):
-            yield one
-
-
-def measure(
-    settings: Settings, sizes: Mapping[int, int], precisions: Sequence[str], steps: int, folder: Path, part: Part
-) -> Iterator[Figure]:
-    """Measure both sides at every size and precision. Yield the figures."""
-    cost = {}
-    for count, turns in sizes.items():
-        samples = samples_of(count, settings)
-        tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
-        for precision in precisions:
-            job_folder = folder / f"{count}-{precision}"
-            job_folder.mkdir(parents=True, exist_ok=True)
-            pairs = []
-            for _ in range(turns):
-                pairs.append(measure_sides(job_folder, samples, settings, steps, precision))
-                part.advance()
-            own, other = (min(side.seconds for side in sides) for sides in zip(*pairs, strict=True))
-            own_memory, other_memory = (max(side.memory for side in sides) for sides in zip(*pairs, strict=True))
-            cost[count, precision] = own / tokens
-            name = f"ppo_step.{count}.{precision}"
-            yield figure(f"{name}.trainer", tokens / own, "tokens/CPU-s")
-            yield figure(f"{name}.transformers", tokens / other, "tokens/CPU-s")
-            yield figure(f"{name}.times_as_fast", other / own, "", least=FASTER)
-            yield figure(f"{name}.peak_memory", own_memory, "MiB", most=other_memory)
-            yield figure(f"{name}.peak_memory_of_transformers", other_memory, "MiB")
+        for count, turns in sizes.items():
+            samples = samples_of(count, settings)
+            tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) for s in samples)
+            for precision in precisions:
+                folder = FOLDER / "trainer" / f"{count}-{precision}"
+                folder.mkdir(parents=True, exist_ok=True)
+                pairs = []
+                for _ in range(turns):
+                    pairs.append(measure_sides(folder, samples, settings, STEPS.of(bench.quick), precision))
+                    part.advance()
+                own, other = (min(side.seconds for side in sides) for sides in zip(*pairs, strict=True))
+                own_memory, other_memory = (max(side.memory for side in sides) for sides in zip(*pairs, strict=True))
+                cost[count, precision] = own / tokens
+                name = f"ppo_step.{count}.{precision}"
+                yield figure(f"{name}.trainer", tokens / own, "tokens/CPU-s")
+                yield figure(f"{name}.transformers", tokens / other, "tokens/CPU-s")
+                yield figure(f"{name}.times_as_fast", other / own, "", least=FASTER)
+                yield figure(f"{name}.peak_memory", own_memory, "MiB", most=other_memory)
+                yield figure(f"{name}.peak_memory_of_transformers", other_memory, "MiB")
     for precision in precisions:
         ratio = cost[max(sizes), precision] / cost[min(sizes), precision]
         yield figure(f"ppo_step.{precision}.cost_of_a_token_most_to_fewest", ratio, "", most=LINEAR)
@@ -140,10 +105,8 @@ def measure(
 class Cost(NamedTuple):
     """The cost of one side."""
 
-    seconds: float
-    """CPU-seconds of the best step."""
-    memory: float
-    """Peak in MiB."""
+    seconds: float  # cPU-seconds of the best step
+    memory: float  # peak in MiB
 
 
 def measure_sides(folder: Path, samples: Sequence[Sample], settings: Settings, steps: int, precision: str) -> tuple[Cost, Cost]:

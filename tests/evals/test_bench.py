@@ -4,7 +4,8 @@ import inspect
 import io
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from rich.console import Console
 from evals.bench.figures import Bench, Figure, Size, bound, figure, read, reported, write
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
-from evals.bench.suite import KNOWN, MINUTES, chosen, module_of, run_bench, summary
+from evals.bench.suite import KNOWN, Entry, chosen, run_bench, summary
 from evals.progress import Progress
 from infra.cli import main
 from infra.settings import LOCAL, Settings, load
@@ -70,6 +71,22 @@ def test_each_figure_is_said_when_it_is_had_and_fits_a_terminal() -> None:
     assert all(len(line) <= 80 for line in shown.lines)
 
 
+def make_up(monkeypatch: pytest.MonkeyPatch, run: Callable[[Settings, Bench], AsyncIterator[Figure] | Iterator[Figure]]) -> None:
+    """Let the suite know a benchmark `made_up`."""
+    monkeypatch.setitem(sys.modules, "evals.bench.made_up", SimpleNamespace(run=run))
+    monkeypatch.setitem(KNOWN, "made_up", Entry(Size(1.0, 1.0), "evals.bench.made_up"))
+
+
+async def test_figures_of_a_generator_are_computed_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+        yield figure("in_another_thread", threading.current_thread() is not threading.main_thread(), "")
+        yield figure("two", 2.0, "")
+
+    make_up(monkeypatch, run)
+    ended = await run_bench(load(LOCAL, {}), Bench("made_up", False, Shown().progress, 1.0, tmp_path))
+    assert [f.value for f in ended.figures] == [1.0, 2.0]
+
+
 async def test_a_benchmark_tells_its_figures_and_writes_them_in_full_and_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +95,7 @@ async def test_a_benchmark_tells_its_figures_and_writes_them_in_full_and_quick(
             part.advance(Size(full=2, quick=1).of(bench.quick))
             yield figure("half", part.share, "")
 
-    monkeypatch.setitem(sys.modules, "evals.bench.made_up", SimpleNamespace(run=run))
+    make_up(monkeypatch, run)
     shown = Shown()
     for quick, value in ((False, 1.0), (True, 0.5)):
         ended = await run_bench(load(LOCAL, {}), Bench("made_up", quick, shown.progress, 1.0, tmp_path))
@@ -92,7 +109,7 @@ async def test_a_benchmark_that_fails_is_named_with_its_reason_and_writes_no_fig
         yield figure("one", 1.0, "")
         raise RuntimeError("no answer [from] it")
 
-    monkeypatch.setitem(sys.modules, "evals.bench.made_up", SimpleNamespace(run=run))
+    make_up(monkeypatch, run)
     shown = Shown()
     ended = await run_bench(load(LOCAL, {}), Bench("made_up", False, shown.progress, 1.0, tmp_path))
     assert ended.failure == "RuntimeError: no answer [from] it" and not list(tmp_path.iterdir())
@@ -103,13 +120,15 @@ async def test_a_benchmark_that_fails_is_named_with_its_reason_and_writes_no_fig
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_benchmark_yields_figures_from_the_settings_and_its_run(name: str) -> None:
-    run = import_module(module_of(name)).run
-    assert inspect.isasyncgenfunction(run) and list(inspect.signature(run).parameters) == ["settings", "bench"]
+    run = import_module(KNOWN[name].module).run
+    assert inspect.isasyncgenfunction(run) or inspect.isgeneratorfunction(run)
+    assert list(inspect.signature(run).parameters) == ["settings", "bench"]
 
 
 def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:
-    assert 8 <= sum(size.quick for size in MINUTES.values()) <= 12 < sum(size.full for size in MINUTES.values())
-    assert chosen([]) == list(MINUTES)
+    sizes = [KNOWN[name].minutes for name in chosen([])]
+    assert 8 <= sum(size.quick for size in sizes) <= 12 < sum(size.full for size in sizes)
+    assert [name for name in KNOWN if name not in chosen([])] == ["fleet", "shape"]
 
 
 def test_percentiles_are_of_the_times_to_the_first_token() -> None:
@@ -131,4 +150,4 @@ def test_one_disturbed_block_moves_neither_the_median_nor_its_bounds() -> None:
 
 def test_the_error_names_the_unknown_benchmark_and_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "nothing"]) == 2
-    assert "nothing" in (output := capsys.readouterr().err) and all(name in output for name in MINUTES)
+    assert "nothing" in (output := capsys.readouterr().err) and all(name in output for name in KNOWN)

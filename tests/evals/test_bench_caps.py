@@ -1,5 +1,7 @@
 """Attacks through the code of a cycle and of the gate move neither training beyond its caps nor a verdict."""
 
+from functools import partial
+
 import pytest
 
 from evals.bench.experiments.caps import (
@@ -15,6 +17,7 @@ from evals.bench.experiments.caps import (
     poisoner,
     promoted,
     run_crowd,
+    run_test,
     shared_bounds,
 )
 
@@ -56,12 +59,12 @@ def test_a_slow_poisoner_never_has_more_than_the_share() -> None:
     ids=["equal", "whale", "five liars", "five flooding liars", "worse model", "a known poisoner"],
 )
 def test_five_invented_users_of_an_arm_of_60_decide_nothing(test: SimulatedTest) -> None:
-    assert promoted(test, GATE, TESTS) <= bound_of(TESTS)
+    assert promoted(partial(run_test, test, GATE), TESTS) <= bound_of(TESTS)
 
 
 def test_the_attack_is_one_and_a_better_model_still_wins() -> None:
-    assert promoted(SimulatedTest(liars=5, lies=3000), OPEN, 10) > 0.9
-    assert promoted(SimulatedTest(effect=0.4, each=100), GATE, 10) > 0.9
+    assert promoted(partial(run_test, SimulatedTest(liars=5, lies=3000), OPEN), 10) > 0.9
+    assert promoted(partial(run_test, SimulatedTest(effect=0.4, each=100), GATE), 10) > 0.9
 
 
 def test_a_crowd_of_one_credential_decides_nothing_where_each_developer_has_one() -> None:

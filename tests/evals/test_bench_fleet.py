@@ -4,8 +4,7 @@ import asyncio
 import math
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -13,12 +12,11 @@ import pytest
 from aiohttp import web
 
 from evals.bench import suite
-from evals.bench.fleet import parts, records
-from evals.bench.fleet.load import Event, Request, Watched, back_after, p99
-from evals.bench.own_app import is_listening
+from evals.bench.fleet import parts
+from evals.bench.fleet.load import ArmCounts, Event, Request, Watched, arm_counts, back_after, lost, p99
 from evals.bench.rigs import postgresql
 from evals.bench.rigs.postgresql import NotInstalled
-from evals.bench.rigs.servers import Server, ServerError
+from evals.bench.rigs.servers import Server, ServerError, is_listening, until
 from infra.records import Completion, ExperimentRecord, Feedback
 from tests.stack import free_ports
 from tests.tasks.made import completion, feedback
@@ -56,7 +54,7 @@ def test_failures_are_those_sent_in_the_time() -> None:
 def test_an_acknowledged_event_that_is_not_stored_is_lost_and_an_unacknowledged_one_is_not() -> None:
     events = [Event(1.0, "a", True), Event(1.0, "a", True), Event(2.0, "b", True), Event(3.0, "c", False)]
     rows: list[Feedback] = [feedback(client_id="a"), feedback(client_id="b"), feedback(client_id="c")]
-    assert records.lost(Watched(events=events).acknowledged, rows) == 1
+    assert lost(Watched(events=events).acknowledged, rows) == 1
 
 
 def test_arms_are_counted_by_user_and_by_the_version_that_answered() -> None:
@@ -72,8 +70,8 @@ def test_arms_are_counted_by_user_and_by_the_version_that_answered() -> None:
         row("bob", "challenger", "1", 170.0),
         row("cleo", "", "1", 110.0, ""),
     ]
-    counts = records.arms(rows, TEST, [(140.0, 165.0)])
-    assert counts == records.ArmCounts(requests=6, users=2, changed=1, without=1, elsewhere=2, elsewhere_outside=1)
+    counts = arm_counts(rows, TEST, [(140.0, 165.0)])
+    assert counts == ArmCounts(requests=6, users=2, changed=1, without=1, elsewhere=2, elsewhere_outside=1)
 
 
 def test_the_documented_configuration_gets_this_machines_addresses(tmp_path: Path) -> None:
@@ -172,11 +170,13 @@ class Replica:
         return web.Response(text=str(self.number))
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not await holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.2)
+async def test_waiting_ends_with_what_holds_instead() -> None:
+    async def never() -> bool:
+        return False
+
+    for holds in (lambda: False, never):
+        with pytest.raises(RuntimeError, match="made-up: it is not ready after 0 s"):
+            await until(holds, 0.05, "made-up: it is not ready", every=0.01)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tup
     with (tmp_path / "log").open("wb") as log:
         haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stdout=log, stderr=log)
     try:
-        await until(lambda: is_listening(second))
+        await until(lambda: is_listening(second), PATIENCE_SECONDS, "HAProxy does not listen")
         yield replicas, (first, second)
     finally:
         haproxy.kill()
@@ -239,7 +239,7 @@ async def test_the_documented_balancer_keeps_developers_at_a_replica_and_fails_n
         async def as_before() -> bool:
             return await where() == before
 
-        await until(as_before)
+        await until(as_before, PATIENCE_SECONDS, "not every developer is back at their replica")
         assert not any(task.done() for task in asking), "a request failed"
         for task in asking:
             task.cancel()

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from evals.bench import suite
-from evals.bench.shape.loop import ENGINE_BYTES, SHAPE, SIZE, SPARE, layers_that_fit, planned
+from evals.bench.shape import ENGINE_BYTES, SHAPE, SIZE, SPARE, layers_that_fit, planned
 from infra.model import architectures
 
 PARAMETERS = 494_032_768

@@ -1,4 +1,4 @@
-"""Attacks on training and on the A/B gate, through the code of a cycle and of the gate
+"""Attacks on training and on the A/B gate, through the code of a cycle and of the gate.
 
     flood      one user sends many newer requests than everybody together, and accepts all of them
     invented   one credential sends requests of ten thousand users
@@ -9,14 +9,15 @@
 No server is needed: events are the frames that the join returns.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
 
 from evals.bench.experiments.simulate import chance_bound
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
 from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, VerdictName
 from infra.settings import Settings
@@ -36,25 +37,18 @@ BEGIN = 20_000 * DAY
 HONEST = 100
 LIMITS = Collect(max_samples=3600, max_user_share=0.05, max_user_weight=0.05, max_credential_share=0.05)
 """Settings of a team of 100 with a token for each developer."""
-SHARED = LIMITS.model_copy(update={"max_credential_share": 1.0})
-"""The same team with one token for all."""
+SHARED = LIMITS.model_copy(update={"max_credential_share": 1.0})  # the same team with one token for all
 TEST = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=BEGIN + DAY)
 GATE = Experiment(min_requests=500, planned_requests=1500)
 OPEN = Experiment.model_validate(
-    {
-        **GATE.model_dump(),
-        **{"tolerated_users": 0, "max_user_weight": 1e9, "margins": {"requests_per_user": 1e9}},
-    }
+    {**GATE.model_dump(), "tolerated_users": 0, "max_user_weight": 1e9, "margins": {"requests_per_user": 1e9}}
 )
 """The gate without its caps, and blind to how many requests a user makes (`BLIND`)."""
 BLIND = {"max_request_gap": 1e9}
 ARM = 60
-TESTS = Size(full=200, quick=10)
-"""Simulated tests of each kind."""
-CROWDS = Size(full=20, quick=1)
-"""Tests with a crowd, each of some 200,000 requests before it."""
-RATE = 0.3
-"""Acceptance of the team."""
+TESTS = Size(full=200, quick=10)  # simulated tests of each kind
+CROWDS = Size(full=20, quick=1)  # tests with a crowd, each of some 200,000 requests before it
+RATE = 0.3  # acceptance of the team
 TOKENS_EACH = GATE.model_copy(update={"max_credential_weight": 0.05})
 """The gate of a team with a token for each developer."""
 
@@ -66,8 +60,7 @@ class Batch:
     samples: int
     sample_share: float
     weight_share: float
-    users: int
-    """Users of the attacker with samples."""
+    users: int  # users of the attacker with samples
 
 
 def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray, accepted: np.ndarray) -> pl.DataFrame:
@@ -81,14 +74,11 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         **{"file": "", "assigned": "", "assigned_arm": "", "ttft_ms": 20.0, "total_ms": 60.0},
         **{"logprobs": 5, "logprob_lowest": -2.0, "logprob_highest": -0.1, "prompt_tokens": 20},
     }
+    empty = {"settled": pl.String, "settled_whole": pl.Boolean, "kept_characters": pl.Int64, "not_taken": pl.String}
     return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
         outcome=pl.Series(np.where(accepted, "accepted", "rejected").astype(str), dtype=pl.String),
         accepted_characters=pl.Series(np.where(accepted, 20, 0)),
-        settled=pl.lit(None, pl.String),
-        settled_whole=pl.lit(None, pl.Boolean),
-        kept_characters=pl.lit(None, pl.Int64),
-        not_taken=pl.lit(None, pl.String),
-        seen_ms=pl.lit(None, pl.Float64),
+        **{name: pl.lit(None, kind) for name, kind in {**empty, "seen_ms": pl.Float64}.items()},
         **{name: pl.lit(value) for name, value in constant.items()},
     )
 
@@ -115,12 +105,8 @@ def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str)
     made = reward_samples(with_settled_tokens(without_context_lines(accounting.samples), None), Reward(), weight_shares(limits))
     theirs = made.filter(pl.col("user").str.starts_with(mark))
     weight = float(made["advantage"].abs().sum())
-    return Batch(
-        made.height,
-        theirs.height / max(made.height, 1),
-        float(theirs["advantage"].abs().sum()) / (weight or 1.0),
-        theirs["user"].n_unique(),
-    )
+    weight_share = float(theirs["advantage"].abs().sum()) / (weight or 1.0)
+    return Batch(made.height, theirs.height / max(made.height, 1), weight_share, theirs["user"].n_unique())
 
 
 def register_of(tokens: bool) -> pl.DataFrame:
@@ -129,10 +115,10 @@ def register_of(tokens: bool) -> pl.DataFrame:
     return users.admit(honest(draw, 30, -1, tokens).select("user", "credential", "time"), users.NOBODY, 0)
 
 
-def flood(tokens: bool = True) -> Batch:
+def flood() -> Batch:
     """40,000 requests of the team, then 20,000 of one user."""
-    window = pl.concat([honest(np.random.default_rng(0), 400, 0, tokens), attack(["mallory"] * 20_000, "token m", 1)])
-    return batch(window, register_of(tokens), LIMITS if tokens else SHARED, "mallory")
+    window = pl.concat([honest(np.random.default_rng(0), 400, 0, True), attack(["mallory"] * 20_000, "token m", 1)])
+    return batch(window, register_of(True), LIMITS, "mallory")
 
 
 def invented(tokens: bool, count: int = 10_000, each: int = 4) -> Batch:
@@ -156,16 +142,11 @@ def poisoner(cycles: int) -> list[Batch]:
 class SimulatedTest:
     """A simulated A/B test."""
 
-    effect: float = 0.0
-    """True difference of the acceptance, as a share of the champion's."""
-    liars: int = 0
-    """Users who accept all on the challenger's arm, in place of as many others."""
-    each: int = 30
-    """Requests of an honest user, on average."""
-    lies: int = 30
-    """Requests of a liar."""
-    whale: float = 0.0
-    """Share of an arm's traffic from one honest user of each arm."""
+    effect: float = 0.0  # true difference of the acceptance, as a share of the champion's
+    liars: int = 0  # users who accept all on the challenger's arm, in place of as many others
+    each: int = 30  # requests of an honest user, on average
+    lies: int = 30  # requests of a liar
+    whale: float = 0.0  # share of an arm's traffic from one honest user of each arm
 
 
 def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictName:
@@ -185,10 +166,15 @@ def run_test(test: SimulatedTest, settings: Experiment, seed: int) -> VerdictNam
         requests_of(draw, early, np.minimum(taste, 1), treated, "", TEST.started - DAY / 2),
         requests_of(draw, counts, rate, treated, TEST.id, TEST.started + 1),
     ]
+    return verdict_of(pl.concat(frames), settings, TEST.started + 60)
+
+
+def verdict_of(labelled: pl.DataFrame, settings: Experiment, now: float) -> VerdictName:
+    """Return the gate's verdict on labelled requests, as many as were planned."""
     plan = make_plan(settings, Collect()).model_copy(update=BLIND if settings is OPEN else {})
-    totals = total(pl.concat(frames), TEST, plan, TEST.started + 60)
+    totals = total(labelled, TEST, plan, now)
     ended = plan.model_copy(update={"planned_requests": max(min(totals.requests.values()), 1)})
-    return decide(TEST, ended, totals, TEST.started + 60).verdict
+    return decide(TEST, ended, totals, now).verdict
 
 
 def run_crowd(tokens: bool, settings: Experiment, seed: int, count: int = 10_000) -> VerdictName:
@@ -205,20 +191,11 @@ def run_crowd(tokens: bool, settings: Experiment, seed: int, count: int = 10_000
     made_up = np.array([name.startswith("made up") for name in names])
     arms = [assigned_arm(TEST, name, TEST.started) for name in names]
     accepted = np.where(made_up, np.array(arms) == "challenger", draw.random(len(names)) < RATE)
-    credentials = [
-        ("token m" if false else f"token {name}") if tokens else "token" for name, false in zip(names, made_up, strict=True)
-    ]
+    own = ("token m" if false else f"token {name}" for name, false in zip(names, made_up, strict=True))
+    credentials = list(own) if tokens else ["token"] * len(names)
     during = requests(names, credentials, TEST.started + 1 + np.arange(len(names)) * 1e-3, accepted)
     labelled = during.with_columns(arm=pl.Series(arms, dtype=pl.String), experiment=pl.lit(TEST.id))
-    totals = total(labelled, TEST, make_plan(settings, Collect()), TEST.started + 600)
-    ended = make_plan(settings, Collect()).model_copy(update={"planned_requests": max(min(totals.requests.values()), 1)})
-    return decide(TEST, ended, totals, TEST.started + 600).verdict
-
-
-def crowd_promoted(tokens: bool, tests: int) -> float:
-    """Return the share of tests that a crowd of invented users has promoted."""
-    settings = TOKENS_EACH if tokens else GATE
-    return sum(run_crowd(tokens, settings, seed) == "promote" for seed in range(tests)) / tests
+    return verdict_of(labelled, settings, TEST.started + 600)
 
 
 def requests_of(
@@ -232,9 +209,9 @@ def requests_of(
     return made.with_columns(arm=arms, experiment=pl.lit(experiment))
 
 
-def promoted(test: SimulatedTest, settings: Experiment, tests: int) -> float:
-    """Return the share of simulated tests that end with a promotion."""
-    return sum(run_test(test, settings, seed) == "promote" for seed in range(tests)) / tests
+def promoted(run_one: Callable[[int], VerdictName], tests: int) -> float:
+    """Return the share of simulated tests, each by its seed, that end with a promotion."""
+    return sum(run_one(seed) == "promote" for seed in range(tests)) / tests
 
 
 def bound_of(tests: int) -> float:
@@ -252,17 +229,11 @@ def shared_bounds(each: int) -> tuple[float, float]:
     return share, share / (2 * RATE)
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Run every attack: on training, then simulated tests of each kind, some with a crowd."""
-    async for one in in_thread(attacks(bench, TESTS.of(bench.quick), CROWDS.of(bench.quick))):
-        yield one
-
-
-def attacks(bench: Bench, tests: int, crowds: int) -> Iterator[Figure]:
-    """Yield the figures of every attack."""
     with bench.part("attacks on training", share=0.3):
         yield from on_training()
-    yield from on_tests(tests, crowds, bench)
+    yield from on_tests(TESTS.of(bench.quick), CROWDS.of(bench.quick), bench)
 
 
 def on_training() -> Iterator[Figure]:
@@ -286,26 +257,23 @@ def on_training() -> Iterator[Figure]:
 
 def on_tests(tests: int, crowds: int, bench: Bench) -> Iterator[Figure]:
     """Run the attacks on A/B tests."""
-    bound = bound_of(tests)
-    rows: list[tuple[str, SimulatedTest, Experiment, float | None]] = [
-        ("equal", SimulatedTest(), GATE, bound),
-        ("equal_with_a_whale", SimulatedTest(whale=0.4), GATE, bound),
-        ("five_liars", SimulatedTest(liars=5), GATE, bound),
-        ("a_known_poisoner", SimulatedTest(liars=1, lies=3000), GATE, bound),
-        ("five_liars_uncapped", SimulatedTest(liars=5), OPEN, None),
-        ("five_flooding_liars", SimulatedTest(liars=5, lies=3000), GATE, bound),
-        ("five_flooding_liars_uncapped", SimulatedTest(liars=5, lies=3000), OPEN, None),
-        ("five_liars_for_a_worse_model", SimulatedTest(effect=-0.1, liars=5), GATE, bound),
-        ("better_by_20", SimulatedTest(effect=0.2, each=100), GATE, None),
-        ("better_by_20_uncapped", SimulatedTest(effect=0.2, each=100), OPEN, None),
+    bound, five, better = bound_of(tests), SimulatedTest(liars=5), SimulatedTest(effect=0.2, each=100)
+    flooding = SimulatedTest(liars=5, lies=3000)
+    rows: list[tuple[str, Callable[[int], VerdictName], int, float | None]] = [
+        ("equal", partial(run_test, SimulatedTest(), GATE), tests, bound),
+        ("equal_with_a_whale", partial(run_test, SimulatedTest(whale=0.4), GATE), tests, bound),
+        ("five_liars", partial(run_test, five, GATE), tests, bound),
+        ("a_known_poisoner", partial(run_test, SimulatedTest(liars=1, lies=3000), GATE), tests, bound),
+        ("five_liars_uncapped", partial(run_test, five, OPEN), tests, None),
+        ("five_flooding_liars", partial(run_test, flooding, GATE), tests, bound),
+        ("five_flooding_liars_uncapped", partial(run_test, flooding, OPEN), tests, None),
+        ("five_liars_for_a_worse_model", partial(run_test, SimulatedTest(effect=-0.1, liars=5), GATE), tests, bound),
+        ("better_by_20", partial(run_test, better, GATE), tests, None),
+        ("better_by_20_uncapped", partial(run_test, better, OPEN), tests, None),
+        ("crowd_with_a_token_each", partial(run_crowd, True, TOKENS_EACH), crowds, bound_of(crowds)),
+        ("crowd_with_a_shared_token", partial(run_crowd, False, GATE), crowds, None),
     ]
-    crowded = (("a_token_each", True, bound_of(crowds)), ("a_shared_token", False, None))
-    with bench.part("kinds of A/B tests", len(rows) + len(crowded), share=0.7) as part:
-        for name, test, settings, most_promoted in rows:
-            share = promoted(test, settings, tests)
-            yield figure(f"caps.gate.{name}", share, f"of {tests} tests promoted", most=most_promoted)
-            part.advance()
-        for name, tokens, most_promoted in crowded:
-            share = crowd_promoted(tokens, crowds)
-            yield figure(f"caps.gate.crowd_with_{name}", share, f"of {crowds} tests promoted", most=most_promoted)
+    with bench.part("kinds of A/B tests", len(rows), share=0.7) as part:
+        for name, run_one, count, most in rows:
+            yield figure(f"caps.gate.{name}", promoted(run_one, count), f"of {count} tests promoted", most=most)
             part.advance()

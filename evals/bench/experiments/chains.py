@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict import anchor
 from tasks.labels.parent import MAX_LOST_CHILDREN
 
-CYCLES = Size(full=200, quick=20)
-"""Tests of a chain."""
+CYCLES = Size(full=200, quick=20)  # tests of a chain
 TEAM = World(users=40, each=100.0, history=100.0, blocks=16)
 LOOKS = 4
 SETTINGS = Experiment(design="crossover", planned_requests=2000, max_seconds=86_400, min_requests=200, min_users=5)
@@ -38,10 +38,8 @@ class Drift:
     name: str
     mean: float
     spread: float
-    mode: Mode = "superiority"
-    """Mode of the tests."""
-    anchor: bool = False
-    """Whether champions are compared with the base."""
+    mode: Mode = "superiority"  # mode of the tests
+    anchor: bool = False  # whether champions are compared with the base
 
 
 DRIFTS = (
@@ -56,25 +54,19 @@ DRIFTS = (
 class End:
     """The end of a chain."""
 
-    quality: float
-    """Acceptance of the last champion over that of the base."""
+    quality: float  # acceptance of the last champion over that of the base
     promotions: int
-    surely_worse: bool
-    """Whether a last test, of the same size, finds the champion surely worse than the base."""
-    returns: int = 0
-    """How often the anchor came back."""
+    surely_worse: bool  # whether a last test, of the same size, finds the champion surely worse than the base
+    returns: int = 0  # how often the anchor came back
 
 
-@dataclass
-class _Line:
-    """The versions of a chain by number, the base being 0."""
+class _Version(NamedTuple):
+    """A version of a chain; its number is its place, the base being 0."""
 
-    quality: list[float]
-    parent: list[int]
-    promising: list[bool]
-    """Whether a version may be trained further while its champion serves."""
-    tested: list[int]
-    """The champion that each was tested against."""
+    quality: float = 1.0
+    parent: int = -1
+    promising: bool = False  # whether it may be trained further while its champion serves
+    tested: int = -1  # the champion that it was tested against
 
 
 class _Anchored:
@@ -83,7 +75,7 @@ class _Anchored:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._plan: Plan = plan_of_comparison(Settings(experiment=SETTINGS))
-        self._newest, self._sums = 0, dict[str, np.ndarray]()
+        self._newest, self._sums = 0, dict[tuple[str, Arm, str], np.ndarray]()
         self.returns, self.leaning = 0, False
 
     def gives_way(self, champion: int, quality: float, cycle: int) -> bool:
@@ -105,44 +97,39 @@ class _Anchored:
     def _added(self, found: Simulation, champion: int) -> ArmTotals:
         """Return the totals with these requests; the later part is that of the newest champion."""
         totals, met = found.totals(found.world.blocks), found.requests.any(axis=1)
-        since = {} if champion != self._newest else {name: sums for name, sums in self._sums.items() if name.startswith("later")}
-        earlier = {name: sums for name, sums in self._sums.items() if not name.startswith("later")} | since
-        parts = {"during": totals.during, "in_block": totals.in_block, "later": totals.during}
-        for part, by_arm in parts.items():
+        if champion != self._newest:
+            self._sums = {key: sums for key, sums in self._sums.items() if key[0] != "later"}
+        for part, by_arm in {"during": totals.during, "in_block": totals.in_block, "later": totals.during}.items():
             for arm in ARMS:
                 for name, values in by_arm[arm].items():
-                    padded, key = np.zeros(len(met)), f"{part} {arm} {name}"
-                    padded[met] = values
-                    earlier[key] = earlier.get(key, 0.0) + padded
+                    sums = self._sums.setdefault((part, arm, name), np.zeros(len(met)))
+                    sums[met] += values
         before = {name: np.zeros(len(met)) for name in totals.before}
-        self._newest, self._sums = champion, earlier
+        self._newest = champion
 
         def of(part: str, names: Sequence[str]) -> dict[Arm, dict[str, np.ndarray]]:
-            return {arm: {name: earlier[f"{part} {arm} {name}"] for name in names} for arm in ARMS}
+            return {arm: {name: self._sums[part, arm, name].copy() for name in names} for arm in ARMS}
 
         return ArmTotals(of("during", (*SUMS, *UNCAPPED)), of("later", SUMS), before, {}, in_block=of("in_block", SUMS))
 
 
 def run_chain(drift: Drift, cycles: int, seed: int) -> End:
     """Return the end of a chain of tests through the gate's own decision."""
-    draw, line, champion = np.random.default_rng(seed), _Line([1.0], [-1], [False], [-1]), 0
+    draw, line, champion = np.random.default_rng(seed), [_Version()], 0
     found, beside = list[bool](), _Anchored(seed)
     for cycle in range(cycles):
         parent = _parent(line, champion)
-        quality = line.quality[parent] * (1 + drift.mean + drift.spread * draw.standard_normal())
+        quality = line[parent].quality * (1 + drift.mean + drift.spread * draw.standard_normal())
         mode = "superiority" if beside.leaning else drift.mode
-        ended = _test(quality / line.quality[champion], seed * 10_007 + cycle, mode)
-        line.quality.append(quality)
-        line.parent.append(parent)
-        line.promising.append(ended.promising)
-        line.tested.append(champion)
+        ended = _test(quality / line[champion].quality, seed * 10_007 + cycle, mode)
+        line.append(_Version(quality, parent, ended.promising, champion))
         found.append(ended.verdict == "promote")
         if found[-1]:
-            champion = len(line.quality) - 1
-        if drift.anchor and beside.gives_way(champion, line.quality[champion], cycle):
+            champion = len(line) - 1
+        if drift.anchor and beside.gives_way(champion, line[champion].quality, cycle):
             champion = 0
-    last = _test(1 / line.quality[champion], seed * 10_007 + cycles)
-    return End(line.quality[champion], sum(found), last.fixed, beside.returns)
+    last = _test(1 / line[champion].quality, seed * 10_007 + cycles)
+    return End(line[champion].quality, sum(found), last.fixed, beside.returns)
 
 
 def _test(ratio: float, seed: int, mode: Mode = "superiority") -> Outcome:
@@ -150,13 +137,13 @@ def _test(ratio: float, seed: int, mode: Mode = "superiority") -> Outcome:
     return simulate(replace(TEAM, accepted=ratio), plan, seed, looks=LOOKS)
 
 
-def _parent(line: _Line, champion: int) -> int:
+def _parent(line: Sequence[_Version], champion: int) -> int:
     """Return the version that training goes on from, as tasks/labels/parent.py chooses it."""
-    for version in range(len(line.quality) - 1, champion, -1):
-        children = [child for child, parent in enumerate(line.parent) if parent == version][-MAX_LOST_CHILDREN:]
-        lost = len(children) == MAX_LOST_CHILDREN and not any(line.promising[child] for child in children)
-        if line.promising[version] and line.tested[version] == champion and not lost:
-            return version
+    for number in range(len(line) - 1, champion, -1):
+        children = [child for child in line if child.parent == number][-MAX_LOST_CHILDREN:]
+        lost = len(children) == MAX_LOST_CHILDREN and not any(child.promising for child in children)
+        if line[number].promising and line[number].tested == champion and not lost:
+            return number
     return champion
 
 

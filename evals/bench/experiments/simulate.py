@@ -19,8 +19,7 @@ from tasks.experiments.verdict.decide import decide
 from tasks.experiments.verdict.designs import compare_rates
 from tasks.statistics.ratios import Difference, difference
 
-CHARACTERS = 12.0
-"""Mean accepted characters of an accept."""
+CHARACTERS = 12.0  # mean accepted characters of an accept
 UNPLEASANT = 0.05
 """Chance that a completion that is not accepted is dismissed, and that it is rejected before it can have been read."""
 LABELS = ("judged", "decided", "accepted", "characters", "annoyed", "cancelled", "quick", "length")
@@ -35,54 +34,30 @@ class World:
     """A team, a challenger, and what goes wrong. Factors are of the challenger over the champion."""
 
     users: int = 300
-    each: float = 133.0
-    """Requests of a user during the whole test, on average."""
-    history: float = 133.0
-    """Requests of a user before the test, on average."""
-    shown: float = 0.6
-    """Share of requests that show something."""
-    taste: float = 0.27
-    """Mean chance that a shown completion is accepted."""
-    spread: float = 0.5
-    """Standard deviation of the taste between users, as a share of its mean."""
-    restless: float = 0.3
-    """Standard deviation of the logarithm of a user's activity between history and test, and between blocks."""
-    share: float = 0.5
-    """Share of users on the challenger's arm; of a crossover, of their blocks of time."""
-    blocks: int = 40
-    """Blocks of time of the test; a crossover draws the arm anew for each."""
-    accepted: float = 1.0
-    """Factor of accepts per shown completion."""
-    visible: float = 1.0
-    """Factor of shown completions."""
-    requests: float = 1.0
-    """Factor of requests; accepts a user stay the same."""
-    fading: bool = False
-    """Whether the gain fades to nothing during the test."""
-    answered: float = 0.9
-    """Share of shown completions that are judged."""
-    judged: float = 1.0
-    """Factor of it on the champion's arm."""
-    late: float = 0.0
-    """Part of the test by which the champion's labels come later."""
-    liars: int = 0
-    """Made-up users who know their arm and accept everything of the challenger; in a crossover, nothing of the champion."""
-    named: bool = False
-    """Whether users share a credential that names them; liars do."""
-    lost: float = 0.0
-    """Share of users, those with the lowest taste, who drop out when they meet the challenger."""
-    both: int = 0
-    """Users of the champion's arm who were served by both arms; in a crossover, within blocks of time."""
-    cancels: float = 1.0
-    """Factor of explicit cancels and of rejections under 750 ms."""
-    silent: float = 0.0
-    """Share of the challenger's requests that it answers with nothing."""
-    failures: float = 0.0
-    """Share of the challenger's requests that fail, and are not accepted."""
-    slow: float = 0.0
-    """Share of the challenger's requests that come later than the median, more than half."""
-    carry_over: float = 0.0
-    """Part of the previous block's version in the first half of a block."""
+    each: float = 133.0  # requests of a user during the whole test, on average
+    history: float = 133.0  # requests of a user before the test, on average
+    shown: float = 0.6  # share of requests that show something
+    taste: float = 0.27  # mean chance that a shown completion is accepted
+    spread: float = 0.5  # standard deviation of the taste between users, as a share of its mean
+    restless: float = 0.3  # standard deviation of log activity between history and test, and between blocks
+    share: float = 0.5  # share of users on the challenger's arm; of a crossover, of their blocks of time
+    blocks: int = 40  # blocks of time of the test; a crossover draws the arm anew for each
+    accepted: float = 1.0  # factor of accepts per shown completion
+    visible: float = 1.0  # factor of shown completions
+    requests: float = 1.0  # factor of requests; accepts a user stay the same
+    fading: bool = False  # whether the gain fades to nothing during the test
+    answered: float = 0.9  # share of shown completions that are judged
+    judged: float = 1.0  # factor of it on the champion's arm
+    late: float = 0.0  # part of the test by which the champion's labels come later
+    liars: int = 0  # users who know their arm and accept all of the challenger; in a crossover, nothing of the champion
+    named: bool = False  # whether users share a credential that names them; liars do
+    lost: float = 0.0  # share of users, those with the lowest taste, who drop out when they meet the challenger
+    both: int = 0  # users of the champion's arm who were served by both arms; in a crossover, within blocks of time
+    cancels: float = 1.0  # factor of explicit cancels and of rejections under 750 ms
+    silent: float = 0.0  # share of the challenger's requests that it answers with nothing
+    failures: float = 0.0  # share of the challenger's requests that fail, and are not accepted
+    slow: float = 0.0  # share of the challenger's requests that come later than the median, more than half
+    carry_over: float = 0.0  # part of the previous block's version in the first half of a block
 
 
 @dataclass(frozen=True)
@@ -90,13 +65,10 @@ class Outcome:
     """How a simulated test ended."""
 
     verdict: VerdictName
-    share: float
-    """Part of the planned time after which it ended."""
+    share: float  # part of the planned time after which it ended
     promising: bool
-    covered: bool
-    """Whether the interval of acceptance, if there is one, holds zero."""
-    fixed: bool
-    """Whether a plain test of acceptance at the planned end, with all of alpha, finds a gain in the same requests."""
+    covered: bool  # whether the interval of acceptance, if there is one, holds zero
+    fixed: bool  # whether a plain test of acceptance at the planned end, with all of alpha, finds a gain in the same requests
     reason: str
 
 

@@ -19,18 +19,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from evals.bench.figures import FOLDER, Bench, Figure, Size, figure, in_thread
-from evals.bench.typists import settle, typing
+from evals.bench.loop import end_test, settle, typing
 from evals.demo.orchestration import Orchestration
 from infra.records import Manifest, Sample
-from infra.registry.client import CHALLENGER, Registry
+from infra.registry.client import Registry
 from infra.settings import ROOT, Settings
 from infra.stack.parts import clients, environment
 from infra.storage.store import CHECKSUMS, ObjectStore, sha256
 
 LABELS, USERS, KILLS = Size(full=800, quick=300), 100, Size(full=12, quick=1)
 """Labels are the most samples of a cycle too, so that requests from before do not make it longer."""
-UNDISTURBED = Size(full=2, quick=1)
-"""Undisturbed cycles; the first also scores the champion, which later ones reuse."""
+UNDISTURBED = Size(full=2, quick=1)  # undisturbed cycles; the first also scores the champion, which later ones reuse
 MAX_KILLS_PER_CYCLE = 3
 """A cycle that fails more often is abandoned, and the next one uses its labels (flows/README.md)."""
 MAX_CYCLE_SECONDS = 600.0
@@ -39,9 +38,7 @@ MAX_CYCLE_SECONDS = 600.0
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Let developers type, run undisturbed cycles, then kill and resume others.
 
-    Raises:
-        RuntimeError: a cycle failed or ended with another candidate.
-        ValueError: an object does not match its checksum.
+    Raises RuntimeError where a cycle fails or ends with another candidate, ValueError where an object is not as its checksum.
     """
     labels = LABELS.of(bench.quick)
     async with typing(settings, USERS, 8) as (traffic, developers):
@@ -85,9 +82,7 @@ def kill_cycles(settings: Settings, bench: Bench) -> Iterator[Figure]:
             candidates.add(take_candidate(store, registry, taken))
             ended += 1
             if len(candidates) > 1:
-                raise RuntimeError(
-                    f"after {kills} kills: not all cycles have the same samples and checkpoint: {candidates}; see {log}"
-                )
+                raise RuntimeError(f"after {kills} kills the cycles differ in samples and checkpoint: {candidates}; see {log}")
     yield figure("kills", kills, "", least=wanted)
     yield figure("killed_cycles_that_ended_in_the_same_candidate", ended, "", least=1)
 
@@ -96,8 +91,7 @@ def run_cycle(settings: Settings, log: Path, labels: int, kill_after: float | No
     """Run a cycle on at most `labels` samples in a process of its own. Return whether it ended within `kill_after` seconds, after
     which it is killed.
 
-    Raises:
-        RuntimeError: the cycle failed, or did not end within MAX_CYCLE_SECONDS.
+    Raises RuntimeError where the cycle failed, or did not end within MAX_CYCLE_SECONDS.
     """
     with log.open("a") as output:
         command, variables = (sys.executable, "-m", "flows.cycle"), environment(settings, dict(os.environ)) | clients(settings)
@@ -140,19 +134,16 @@ def take_candidate(store: ObjectStore, registry: Registry, taken: set[str]) -> t
     samples = list(store.get_rows(manifest.samples.key, Sample))
     used, labels = Counter(sample.completion_id for sample in samples), sum(sample.outcome != "standing" for sample in samples)
     if versions[name] != 1 or manifest.buckets["trained"] != labels or set(used.values()) != {1}:
-        raise RuntimeError(
-            f"{name}: {versions[name]} versions, {manifest.buckets['trained']} labels, {labels} samples of requests"
-        )
-    registry.set_experiment(None)
-    registry.delete_alias(CHALLENGER)
+        trained = manifest.buckets["trained"]
+        raise RuntimeError(f"{name}: {versions[name]} versions, {trained} labels, {labels} samples of requests")
+    end_test(registry)
     return manifest.samples.sha256, store.directory_sha256(f"checkpoints/{name}")
 
 
 def verify_objects(store: ObjectStore) -> None:
     """Check that every object in the bucket is complete and matches its recorded checksum; skips MLflow's own objects.
 
-    Raises:
-        ValueError: an object does not match; holds its key and the actual checksum.
+    Raises ValueError where an object does not match; holds its key and the actual checksum.
     """
     for key in store.keys(""):
         if key.startswith("mlflow/"):
@@ -162,15 +153,14 @@ def verify_objects(store: ObjectStore) -> None:
             pq.read_table(io.BytesIO(body))
             if ("samples-" in key or "quarantined-" in key) and sha256([body]) not in key:
                 raise ValueError(f"{key}: SHA-256 is {sha256([body])}, not the one in its key")
-        content = json.loads(body) if key.endswith(".json") else {}
+        if key.endswith(".json"):
+            json.loads(body)
+        checksums: dict[str, str] = {}
         if key.endswith(CHECKSUMS):
-            _verify_checksums(store, key, {key.removesuffix(CHECKSUMS) + name: digest for name, digest in content.items()})
+            checksums = {key.removesuffix(CHECKSUMS) + name: digest for name, digest in json.loads(body).items()}
         if key.endswith("manifest.json"):
             samples = Manifest.model_validate_json(body).samples
-            _verify_checksums(store, key, {samples.key: samples.sha256})
-
-
-def _verify_checksums(store: ObjectStore, source: str, checksums: dict[str, str]) -> None:
-    for key, expected in checksums.items():
-        if (actual := sha256([store.get(key)])) != expected:
-            raise ValueError(f"{key}: SHA-256 is {actual}, expected {expected} by {source}")
+            checksums = {samples.key: samples.sha256}
+        for of, expected in checksums.items():
+            if (actual := sha256([store.get(of)])) != expected:
+                raise ValueError(f"{of}: SHA-256 is {actual}, expected {expected} by {key}")

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.loop import REGISTER
-from evals.bench.typists import settle, typing
+from evals.bench.loop import REGISTER, end_test, settle, typing
+from evals.bench.rigs.servers import until
 from evals.demo.loop import CYCLE, Traffic
 from evals.demo.orchestration import Orchestration
-from infra.registry.client import CHALLENGER, Registry
+from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.stack import control
 
@@ -27,8 +27,7 @@ PAUSE_SECONDS = 5.0
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Kill one part after another, then check that the app answers and a cycle completes.
 
-    Raises:
-        RuntimeError: a part does not restart, the app stops answering, or no cycle completes.
+    Raises RuntimeError where a part does not restart, the app stops answering, or no cycle completes.
     """
     async with typing(settings, USERS, 4) as (traffic, _):
         with bench.part("developers type", share=0.1):
@@ -37,7 +36,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
                 running = await _begin_cycle(settings, prefect, traffic)
         for part in PARTS.of(bench.quick):
             with bench.part(f"{part} is killed", share=0.5 / len(PARTS.of(bench.quick))):
-                seconds = await asyncio.to_thread(_kill, part)
+                seconds = await _kill(part)
             yield figure(f"{part}.back_after", seconds, "s", most=BACK_SECONDS)
             await _until_answered(traffic, traffic.tally.total.answered + 10, f"after the kill of {part}")
             await asyncio.sleep(PAUSE_SECONDS)
@@ -49,28 +48,26 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
         yield figure("requests_answered", traffic.tally.total.answered, "")
 
 
-def _kill(part: str) -> float:
+async def _kill(part: str) -> float:
     """Kill a part. Return the seconds until a new process of it is ready."""
-    pid = _row(part).pid
+
+    def row() -> control.Row:
+        return next(row for row in control.status() if row.part == part)
+
+    pid = (await asyncio.to_thread(row)).pid
+
+    async def is_back() -> bool:
+        now = await asyncio.to_thread(row)
+        return now.ready and now.pid != pid
+
     os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
-    while not ((row := _row(part)).ready and row.pid != pid):
-        if time.monotonic() > began + BACK_SECONDS:
-            raise RuntimeError(f"{part}: not ready {BACK_SECONDS:.0f} s after the kill; see its log: {row.log}")
-        time.sleep(0.5)
+    await until(is_back, BACK_SECONDS, f"{part}: not ready after the kill", every=0.5)
     return time.monotonic() - began
 
 
-def _row(part: str) -> control.Row:
-    return next(row for row in control.status() if row.part == part)
-
-
 async def _until_answered(traffic: Traffic, count: int, when: str) -> None:
-    deadline = time.monotonic() + BACK_SECONDS
-    while traffic.tally.total.answered < count:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"serving: no request is answered {when}; run `tabloop status`")
-        await asyncio.sleep(0.2)
+    await until(lambda: traffic.tally.total.answered >= count, BACK_SECONDS, f"serving: no request is answered {when}")
 
 
 async def _begin_cycle(settings: Settings, prefect: Orchestration, traffic: Traffic) -> str:
@@ -100,27 +97,21 @@ async def _complete_cycle(settings: Settings, running: str, seconds: float) -> i
     A run that died with its worker holds its deployment's only slot until Prefect marks it as crashed, and further runs are
     cancelled until then. The test of the cycle before would keep the next one from beginning, so it is ended, whenever it began.
     """
-    registry = Registry.connect(settings.registry)
-    deadline, attempts = time.monotonic() + seconds, 0
-    async with Orchestration(settings.orchestration) as prefect:
-        identifier = running
-        if (await prefect.flow_run(running)).ended:
-            identifier = await _start_cycle(prefect, registry)
-        while True:
-            attempts += 1
-            while not (run := await prefect.flow_run(identifier)).ended:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"cycle: {run.state} after {seconds:.0f} s; see the run in Prefect")
-                await asyncio.sleep(1.0)
-            if REGISTER in {task.name for task in await prefect.tasks(identifier)}:
-                return attempts
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"cycle: none of {attempts} runs registered a version; the last: {run.state}: {run.message}")
-            await asyncio.sleep(2 * PAUSE_SECONDS)
-            identifier = await _start_cycle(prefect, registry)
-
-
-async def _start_cycle(prefect: Orchestration, registry: Registry) -> str:
-    registry.set_experiment(None)
-    registry.delete_alias(CHALLENGER)
-    return await prefect.start(CYCLE)
+    registry, attempts, identifier = Registry.connect(settings.registry), 0, running
+    try:
+        async with asyncio.timeout(seconds), Orchestration(settings.orchestration) as prefect:
+            if (run := await prefect.flow_run(running)).ended:
+                end_test(registry)
+                identifier = await prefect.start(CYCLE)
+            while True:
+                while not (run := await prefect.flow_run(identifier)).ended:
+                    await asyncio.sleep(1.0)
+                attempts += 1
+                if REGISTER in {task.name for task in await prefect.tasks(identifier)}:
+                    return attempts
+                await asyncio.sleep(2 * PAUSE_SECONDS)
+                end_test(registry)
+                identifier = await prefect.start(CYCLE)
+    except TimeoutError:
+        late = f"none of {attempts} runs registered a version within {seconds:.0f} s"
+        raise RuntimeError(f"cycle: {late}; the last: {run.state}: {run.message}") from None

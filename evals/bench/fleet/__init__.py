@@ -11,19 +11,22 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.fleet import parts, records
-from evals.bench.fleet.load import Watched, back_after, p99
+from evals.bench.fleet import parts
+from evals.bench.fleet.load import Watched, arm_counts, back_after, lost, p99, rows_of
 from evals.bench.fleet.parts import Fleet
+from evals.bench.rigs import servers
 from evals.bench.rigs.servers import Server
-from infra.records import ExperimentRecord
+from infra.records import Completion, ExperimentRecord, Feedback
 from infra.registry.client import CHALLENGER, Registry, RegistryError
 from infra.settings import Settings
 from infra.stack import prefect_api, seed
@@ -31,8 +34,7 @@ from infra.storage.store import ObjectStore
 
 USERS, CONCURRENCY, SPEED, RATE = 200, 16, 200.0, 8.0
 UNDISTURBED_SECONDS, AWAY_SECONDS = Size(full=90.0, quick=20.0), Size(full=45.0, quick=25.0)
-CALM_SECONDS = 5.0
-"""Between what a phase does and the next phase."""
+CALM_SECONDS = 5.0  # between what a phase does and the next phase
 BACK_SECONDS, BOUND = 30.0, 1.5
 """The p99 must be back within so many seconds, at most so many times as high as undisturbed."""
 ARMS_SECONDS, AGAIN_SECONDS = 120.0, 120.0
@@ -47,8 +49,9 @@ class Run:
     watched: Watched
     bench: Bench
     test: ExperimentRecord
-    bound: float = math.nan
-    """Highest p99 that counts as undisturbed, in milliseconds."""
+    bound: float = math.nan  # highest p99 that counts as undisturbed, in milliseconds
+    away: list[tuple[float, float]] = field(default_factory=list)
+    """Begin and end of the times in which an engine is away, in Unix seconds."""
 
     @property
     def arms(self) -> list[tuple[str | None, str | None]]:
@@ -59,27 +62,16 @@ class Run:
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Start a fleet of its own, whatever the settings name, and measure it.
 
-    Raises:
-        ServerError: a server does not start, or does not end.
-        RuntimeError: the replicas do not serve the two versions, or a server does not answer again.
+    Raises RuntimeError where a server does not start, end or answer again, or the replicas do not serve the two versions.
     """
     folder = Path(tempfile.mkdtemp(prefix="tabloop-fleet-"))
-    ended = False
-    try:
+    bench.progress.say(f"fleet: the servers' logs are in {folder} until it ends")
+    with ExitStack() as exits:
         with bench.part("servers start", share=0.2):
-            running = parts.running(folder)
-            fleet = await asyncio.to_thread(running.__enter__)
-        try:
-            async for one in measure(fleet, bench):
-                yield one
-        finally:
-            await asyncio.to_thread(running.__exit__, None, None, None)
-        ended = True
-    finally:
-        if ended:
-            shutil.rmtree(folder)
-        else:
-            bench.progress.say(f"fleet: the servers' logs are in {folder}")
+            fleet = await asyncio.to_thread(exits.enter_context, parts.running(folder))
+        async for one in measure(fleet, bench):
+            yield one
+    shutil.rmtree(folder)
 
 
 async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
@@ -92,21 +84,12 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     stop = asyncio.Event()
     typing = asyncio.create_task(developers.run(load, developers.code_from(), stop=stop, client=this.watched.client))
     try:
-        for one in await undisturbed(this):
-            yield one
-        away = list[tuple[float, float]]()
-        for name, server in (
-            ("replica", fleet.replicas[0]),
-            ("engine", champions_engine(this)),
-            ("database", fleet.database.server),
-        ):
-            found, begin, end = await killed(this, name, server)
-            if name == "engine":
-                away.append((begin, end))
-            for one in found:
+        victims = {"replica": fleet.replicas[0], "engine": champions_engine(this), "database": fleet.database.server}
+        kills = [partial(killed, name=name, server=server) for name, server in victims.items()]
+        steps: list[Callable[[Run], Awaitable[list[Figure]]]] = [undisturbed, *kills, rolled]
+        for step in steps:
+            for one in await step(this):
                 yield one
-        for one in await rolled(this):
-            yield one
         if typing.done():
             await typing
     finally:
@@ -115,7 +98,7 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     await typing
     statuses = [await asyncio.to_thread(server.stop) for server in fleet.replicas]
     yield figure("ends_by_sigterm_with_another_status_than_0", sum(status != 0 for status in statuses), "", most=0)
-    for one in await asyncio.to_thread(in_store, this, away):
+    for one in await asyncio.to_thread(in_store, this):
         yield one
 
 
@@ -154,13 +137,12 @@ async def undisturbed(this: Run) -> list[Figure]:
     ]
 
 
-async def killed(this: Run, name: str, server: Server) -> tuple[list[Figure], float, float]:
-    """Kill a server, start it again after a while, and wait until all is as before. Return figures, and when it was away."""
-    quick = this.bench.quick
+async def killed(this: Run, name: str, server: Server) -> list[Figure]:
+    """Kill a server, start it again after a while, and wait until all is as before."""
     with this.bench.part(f"{name} is killed", share=0.2):
         begin = time.time()
         await asyncio.to_thread(server.kill)
-        await asyncio.sleep(AWAY_SECONDS.of(quick))
+        await asyncio.sleep(AWAY_SECONDS.of(this.bench.quick))
         started = time.time()
         server.start()
         await asyncio.to_thread(server.wait)
@@ -169,16 +151,17 @@ async def killed(this: Run, name: str, server: Server) -> tuple[list[Figure], fl
         await until(lambda: this.fleet.arms() == this.arms, ARMS_SECONDS, f"the {name} is back, and not every arm")
         end = time.time()
         await asyncio.sleep(CALM_SECONDS)
+    if name == "engine":
+        this.away.append((begin, end))
     failed, events = this.watched.failures(begin, started)
     while_starting, events_while_starting = this.watched.failures(started, time.time())
-    found = [
+    return [
         figure(f"{name}.p99_back_after", back_after(this.watched.requests, begin, started, this.bound), "s", most=BACK_SECONDS),
         figure(f"{name}.failed_requests", len(failed), ""),
         figure(f"{name}.events_not_acknowledged", len(events), ""),
         figure(f"{name}.failed_while_it_starts", len(while_starting) + len(events_while_starting), "", most=0),
         figure(f"{name}.all_as_before_after_start", end - started, "s"),
     ]
-    return found, begin, end
 
 
 async def rolled(this: Run) -> list[Figure]:
@@ -202,13 +185,14 @@ async def rolled(this: Run) -> list[Figure]:
     ]
 
 
-def in_store(this: Run, away: list[tuple[float, float]]) -> list[Figure]:
+def in_store(this: Run) -> list[Figure]:
     """Compare what the object store holds with what was acknowledged."""
-    rows = records.stored(ObjectStore.connect(this.fleet.settings.store))
-    acknowledged, arms = this.watched.acknowledged, records.arms(rows.completions, this.test, away)
+    store, acknowledged = ObjectStore.connect(this.fleet.settings.store), this.watched.acknowledged
+    arms = arm_counts(rows_of(store, "events/completions/", Completion), this.test, this.away)
+    losses = lost(acknowledged, rows_of(store, "events/feedback/", Feedback))
     return [
         figure("acknowledged_events", acknowledged.total(), ""),
-        figure("acknowledged_events_lost", records.lost(acknowledged, rows.feedback), "", most=0),
+        figure("acknowledged_events_lost", losses, "", most=0),
         figure("requests_in_the_test", arms.requests, ""),
         figure("users", arms.users, ""),
         figure("users_who_changed_arm", arms.changed, "", most=0),
@@ -229,9 +213,5 @@ def answers(this: Run) -> bool:
 
 
 async def until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """Wait until something holds. Raises RuntimeError."""
-    deadline = time.monotonic() + seconds
-    while not await asyncio.to_thread(holds):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"fleet: {otherwise} after {seconds:.0f} s")
-        await asyncio.sleep(0.5)
+    """Wait until something that asks servers holds. Raises RuntimeError."""
+    await servers.until(lambda: asyncio.to_thread(holds), seconds, f"fleet: {otherwise}", every=0.5)

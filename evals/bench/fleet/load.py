@@ -1,31 +1,31 @@
-"""The load of the fleet: simulated editors whose requests and events are noted one by one."""
+"""The load of the fleet: simulated editors whose requests and events are noted one by one, and what the store must hold then."""
 
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
-from evals.developers.protocol import NO_PIN, Pin
 from evals.developers.transport import Address, Answer, EditorClient
+from infra.records import Completion, ExperimentRecord, Feedback
+from infra.records.base import Record
+from infra.storage.store import ObjectStore
 
 WINDOW_SECONDS, STEP_SECONDS = 10.0, 0.5
-LEAST = 20
-"""Requests in a window, at least: fewer say nothing about their tail."""
+R = TypeVar("R", bound=Record)
+LEAST = 20  # requests in a window, at least: fewer say nothing about their tail
 
 
 @dataclass(frozen=True)
 class Request:
     """A completion that an editor asked for."""
 
-    sent: float
-    """Unix seconds."""
-    ms: float
-    """Milliseconds to the end of the answer."""
+    sent: float  # Unix seconds
+    ms: float  # milliseconds to the end of the answer
     error: str
 
 
@@ -33,10 +33,8 @@ class Request:
 class Event:
     """An event that an editor posted once."""
 
-    sent: float
-    """Unix seconds."""
-    client_id: str
-    """As in its record."""
+    sent: float  # Unix seconds
+    client_id: str  # as in its record
     acknowledged: bool
 
 
@@ -44,8 +42,7 @@ class Event:
 class Watched:
     """What all editors did so far."""
 
-    requests: list[Request] = field(default_factory=list)
-    """Those that the developer did not type over."""
+    requests: list[Request] = field(default_factory=list)  # those that the developer did not type over
     events: list[Event] = field(default_factory=list)
 
     def client(self, session: aiohttp.ClientSession, address: Address) -> EditorClient:
@@ -70,34 +67,28 @@ class WatchedClient(EditorClient):
         super().__init__(session, address)
         self._watched = watched
 
-    async def complete(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None, pin: Pin = NO_PIN
-    ) -> Answer:
-        sent = time.time()
-        return self._noted(sent, await super().complete(user, prefix, suffix, should_close, pin))
+    async def complete(self, *args: Any, **options: Any) -> Answer:
+        return await self._noted(super().complete(*args, **options))
 
-    async def complete_whole(
-        self, user: str, prefix: str, suffix: str, should_close: Callable[[str], bool] | None = None
-    ) -> Answer:
-        sent = time.time()
-        return self._noted(sent, await super().complete_whole(user, prefix, suffix, should_close))
+    async def complete_whole(self, *args: Any, **options: Any) -> Answer:
+        return await self._noted(super().complete_whole(*args, **options))
 
     async def post(self, user: str, body: dict[str, Any]) -> bool:
-        sent = time.time()
-        taken = await super().post(user, body)
-        self._watched.events.append(Event(sent, body["data"]["completionId"], taken))
-        return taken
+        return await self._posted(super().post(user, body), body["data"]["completionId"])
 
     async def post_native(self, user: str, body: dict[str, Any]) -> bool:
-        sent = time.time()
-        taken = await super().post_native(user, body)
-        self._watched.events.append(Event(sent, body["completion_id"], taken))
-        return taken
+        return await self._posted(super().post_native(user, body), body["completion_id"])
 
-    def _noted(self, sent: float, answer: Answer) -> Answer:
+    async def _noted(self, answering: Awaitable[Answer]) -> Answer:
+        sent, answer = time.time(), await answering
         if not answer.cancelled:
             self._watched.requests.append(Request(sent, answer.elapsed_ms, answer.error))
         return answer
+
+    async def _posted(self, posting: Awaitable[bool], client_id: str) -> bool:
+        sent, taken = time.time(), await posting
+        self._watched.events.append(Event(sent, client_id, taken))
+        return taken
 
 
 def p99(requests: Iterable[Request]) -> float:
@@ -120,3 +111,47 @@ def back_after(requests: Sequence[Request], since: float, until: float, bound: f
             return start - since
         start += STEP_SECONDS
     return math.inf
+
+
+def rows_of(store: ObjectStore, prefix: str, kind: type[R]) -> Iterator[R]:
+    """Yield all stored events of a kind."""
+    for key in store.keys(prefix):
+        yield from store.get_rows(key, kind)
+
+
+def lost(acknowledged: Mapping[str, int], feedback: Iterable[Feedback]) -> int:
+    """Return how many acknowledged events are not stored."""
+    rows = Counter(row.client_id for row in feedback)
+    return sum(max(0, count - rows[client_id]) for client_id, count in acknowledged.items())
+
+
+@dataclass(frozen=True)
+class ArmCounts:
+    """How the requests of an A/B test were assigned."""
+
+    requests: int
+    users: int
+    changed: int  # users with requests in both arms
+    without: int  # requests that the test did not assign
+    elsewhere: int  # requests that the other arm's version answered
+    elsewhere_outside: int  # of these, requests outside the times in which an engine was away
+
+
+def arm_counts(completions: Iterable[Completion], test: ExperimentRecord, away: Sequence[tuple[float, float]]) -> ArmCounts:
+    """Count the requests since a test began.
+
+    Args:
+        completions: all that are stored.
+        test: by user.
+        away: begin and end of the times in which an engine was away, in Unix seconds.
+    """
+    rows = [row for row in completions if row.time >= test.started]
+    assigned = [row for row in rows if row.assigned == test.id]
+    by_user: dict[str, set[str]] = defaultdict(set)
+    for row in assigned:
+        by_user[row.user].add(row.assigned_arm)
+    versions = {"champion": test.champion, "challenger": test.challenger}
+    elsewhere = [row for row in assigned if row.policy_version != versions[row.assigned_arm]]
+    outside = [row for row in elsewhere if not any(begin <= row.time < end for begin, end in away)]
+    changed = sum(len(arms) > 1 for arms in by_user.values())
+    return ArmCounts(len(rows), len(by_user), changed, len(rows) - len(assigned), len(elsewhere), len(outside))

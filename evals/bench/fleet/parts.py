@@ -2,29 +2,27 @@
 
 import json
 import os
-import random
 import re
 import shutil
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from evals.bench.rigs import postgresql, servers
+from evals.bench.rigs.apps import own_variables
 from evals.bench.rigs.postgresql import PostgreSQL
-from evals.bench.rigs.servers import Server
+from evals.bench.rigs.servers import Server, answers, free_ports
+from evals.bench.streams import bearer
 from evals.developers import Address, simulation_token
-from infra.settings import LOCAL, ROOT, Settings, load
-from infra.stack import bootstrap, secrets
-from infra.stack.parts import request
+from infra.settings import ROOT, Settings
+from infra.stack import bootstrap
 
-PAGE = ROOT / "infra/docs/operate/replicas.md"
-"""The documentation with HAProxy's configuration."""
+PAGE = ROOT / "infra/docs/operate/replicas.md"  # the documentation with HAProxy's configuration
 REPLICAS, ENGINES = 3, 2
-LOWEST_PORT, PORT_RANGE = 10_000, Path("/proc/sys/net/ipv4/ip_local_port_range")
 NOTICE_SECONDS = 4.0
 """serving.drain.notice_seconds of the replicas: HAProxy goes elsewhere after two checks, a second apart."""
 
@@ -68,15 +66,11 @@ def haproxy_configuration(page: str, ports: Sequence[int], replicas: Sequence[tu
 class Fleet:
     """The running servers."""
 
-    settings: Settings
-    """Those of a client: its addresses are HAProxy's."""
+    settings: Settings  # those of a client: its addresses are HAProxy's
     database: PostgreSQL
-    prefect: Server
-    mlflow: Server
     engines: tuple[Server, ...]
     replicas: tuple[Server, ...]
-    states: tuple[str, ...]
-    """URL of each replica's /admin/status."""
+    states: tuple[str, ...]  # URL of each replica's /admin/status
 
     @property
     def address(self) -> Address:
@@ -91,9 +85,7 @@ class Fleet:
 
     def arms(self) -> list[tuple[str | None, str | None]]:
         """Return the versions that each replica has as champion and challenger; none of a replica that does not answer."""
-        token = self.settings.serving.admin_token
-        assert token
-        headers, found = {"Authorization": f"Bearer {token.get_secret_value()}"}, []
+        headers, found = bearer(self.settings.serving.admin_token), []
         for url in self.states:
             try:
                 status = httpx.get(url, headers=headers, timeout=10.0).raise_for_status().json()
@@ -103,11 +95,9 @@ class Fleet:
         return found
 
 
-def variables(folder: Path, ports: Iterator[int]) -> dict[str, str]:
-    """Return the settings of a fleet: an empty state, free ports, and the small base model of the local stack."""
+def variables(ports: Iterator[int]) -> dict[str, str]:
+    """Return the settings of a fleet: free ports, and the small base model of the local stack."""
     return {
-        "TABLOOP_STACK__STATE": str(folder / "stack"),
-        "TABLOOP_STORE__LOCK": str(folder / "s3.lock"),
         "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{next(ports)}",
         "TABLOOP_REGISTRY__URI": f"http://127.0.0.1:{next(ports)}",
         "TABLOOP_ORCHESTRATION__API": f"http://127.0.0.1:{next(ports)}/api",
@@ -123,56 +113,36 @@ def variables(folder: Path, ports: Iterator[int]) -> dict[str, str]:
 def running(folder: Path) -> Iterator[Fleet]:
     """Start all servers with empty databases, prepare them by the bootstrap, and stop all at the end.
 
-    Raises:
-        ServerError: a server does not start, or does not end.
+    Raises ServerError where a server does not start, or does not end.
     """
     ports = iter(free_ports(4 + 3 + ENGINES + 2 * REPLICAS))
-    shared = variables(folder, ports)
-    secrets.ensure(folder / "stack")
-    given = {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")}
-    settings = load(LOCAL, shared)
+    shared = variables(ports)
+    settings, given = servers.own_settings(folder, shared)
     with ExitStack() as exits:
-
-        def started(server: Server) -> Server:
-            server.start()
-            exits.callback(server.kill)
-            return server
-
-        s3 = started(servers.of_part("s3", settings, given | shared, folder / "s3.log"))
+        started = exits.enter_context  # it is killed at the end
+        s3 = started(servers.of_part("s3", settings, given, folder / "s3.log"))
         database = exits.enter_context(postgresql.running(next(ports), folder / "postgresql.log", servers.DATABASES))
         s3.wait()
         for_prefect, for_mlflow, accounts = map(database.url, servers.DATABASES)
-        prefect = started(servers.prefect(settings, given | shared, for_prefect, folder / "prefect.log"))
-        mlflow = started(servers.mlflow(settings, given | shared, for_mlflow, accounts, folder / "mlflow.log"))
-        for server in (prefect, mlflow):
-            server.wait()
+        prefect = started(servers.prefect(settings, given, for_prefect, folder / "prefect.log"))
+        started(servers.mlflow(settings, given, for_mlflow, accounts, folder / "mlflow.log")).wait()
+        prefect.wait()
         list(bootstrap.run(settings))
         # Each on a disk of its own.
-        engines = []
+        engines, replicas, addresses = [], [], []
         for slot in range(ENGINES):
-            own = shared | {"TABLOOP_SERVING__STATE": str(folder / f"engine-{slot}")}
-            log = folder / f"engine-{slot}.log"
-            engines.append(started(servers.of_part(f"engine-{slot}", load(LOCAL, own), given | own, log)))
+            own = servers.own_settings(folder, shared | {"TABLOOP_SERVING__STATE": str(folder / f"engine-{slot}")})
+            engines.append(started(servers.of_part(f"engine-{slot}", *own, folder / f"engine-{slot}.log")))
             engines[-1].wait()
-        replicas, addresses = [], []
         for number in range(REPLICAS):
             addresses.append((next(ports), next(ports)))
-            own = shared | _replica(folder / f"replica-{number}", *addresses[-1])
-            replicas.append(started(servers.of_part("serving", load(LOCAL, own), given | own, folder / f"replica-{number}.log")))
+            own = servers.own_settings(folder, shared | own_variables(folder / f"replica-{number}", *addresses[-1]))
+            replicas.append(started(servers.of_part("serving", *own, folder / f"replica-{number}.log")))
         for server in replicas:
             server.wait()
         started(_haproxy(settings, folder, addresses, given)).wait()
         states = tuple(f"http://127.0.0.1:{port}/admin/status" for port, _ in addresses)
-        yield Fleet(settings, database, prefect, mlflow, tuple(engines), tuple(replicas), states)
-
-
-def _replica(folder: Path, port: int, feedback_port: int) -> dict[str, str]:
-    return {
-        "TABLOOP_SERVING__PORT": str(port),
-        "TABLOOP_SERVING__FEEDBACK_PORT": str(feedback_port),
-        "TABLOOP_SERVING__SPOOL": str(folder / "spool"),
-        "TABLOOP_SERVING__STATE": str(folder / "state"),
-    }
+        yield Fleet(settings, database, tuple(engines), tuple(replicas), states)
 
 
 def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int]], given: Mapping[str, str]) -> Server:
@@ -180,35 +150,11 @@ def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int
     file.write_text(haproxy_configuration(PAGE.read_text(), (serving.port, serving.feedback_port), replicas))
     program = haproxy_program()
     assert program, "lacking() names it"
-    return Server(
-        "haproxy",
-        (program, "-db", "-f", str(file)),
-        given,
-        folder / "haproxy.log",
-        lambda: request(f"http://127.0.0.1:{serving.port}/ready")[0] == 200,
-    )
+    ready = partial(answers, f"http://127.0.0.1:{serving.port}/ready")
+    return Server("haproxy", (program, "-db", "-f", str(file)), given, folder / "haproxy.log", ready)
 
 
 def engine_version(settings: Settings, slot: int) -> str:
     """Return the version that an engine holds."""
-    token = settings.serving.engine_token
-    assert token
-    headers = {"Authorization": f"Bearer {token.get_secret_value()}"}
-    return (
-        httpx.get(f"{settings.serving.engines[slot]}/health", headers=headers, timeout=10.0).raise_for_status().json()["version"]
-    )
-
-
-def free_ports(count: int) -> list[int]:
-    """Return free ports outside the range of outgoing connections, one of which could get the port of a killed server."""
-    low, found = int(PORT_RANGE.read_text().split()[0]), list[int]()
-    for port in random.sample(range(LOWEST_PORT, low), low - LOWEST_PORT):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"{count} ports from {LOWEST_PORT} to {low - 1} are not free")
+    url, headers = f"{settings.serving.engines[slot]}/health", bearer(settings.serving.engine_token)
+    return str(httpx.get(url, headers=headers, timeout=10.0).raise_for_status().json()["version"])

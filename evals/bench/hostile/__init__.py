@@ -5,7 +5,6 @@ The benchmark runs an app with its own ports, spool and bucket on the stack's en
 
 import asyncio
 import gc
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -32,14 +31,13 @@ from schemathesis.specs.openapi.checks import (
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.hostile.bodies import bodies
 from evals.bench.hostile.connections import silent, unfinished
-from evals.bench.own_app import BUCKET, ready, running_app
+from evals.bench.rigs.apps import ready, running_app
+from evals.bench.streams import bearer
 from infra.settings import Settings
-from infra.storage.store import ObjectStore
 
 CASES, BATCH = Size(full=10_000, quick=250), 250
 """Requests in all, and those of one run of hypothesis, which remembers its examples."""
-WARM_UP = Size(full=2_000, quick=250)
-"""Cases after which the app's memory is measured first: by then caches are full."""
+WARM_UP = Size(full=2_000, quick=250)  # cases after which the app's memory is measured first: by then caches are full
 MAX_GROWTH_MB: Size[float | None] = Size(full=16.0, quick=None)
 """Afterwards; while caches still fill, as in a quick run, growth means nothing."""
 CHECKS = [
@@ -51,22 +49,17 @@ CHECKS = [
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Send hostile requests and bodies, then hold connections.
 
-    Raises:
-        RuntimeError: the app does not start, or completions fail.
+    Raises RuntimeError where the app does not start, or completions fail.
     """
-    ObjectStore.connect(settings.store.model_copy(update={"bucket": BUCKET})).ensure_bucket()
-    folder = Path(tempfile.mkdtemp(prefix="tabloop-bench-"))
-    try:
-        for name, measure in {"fuzz": _fuzz, "bodies": bodies, "unfinished": unfinished, "silent": silent}.items():
-            for one in await measure(settings, folder / name, bench):
+    for measure in (_fuzz, bodies, unfinished, silent):
+        with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
+            for one in await measure(settings, Path(folder), bench):
                 yield one
-    finally:
-        shutil.rmtree(folder)
 
 
 async def _fuzz(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     cases, warm_up = CASES.of(bench.quick), WARM_UP.of(bench.quick)
-    async with running_app(folder, {}) as (process, *ports):
+    async with running_app(settings, folder) as (process, *ports):
         await ready(ports[0])
         app, outcome = psutil.Process(process.pid), Counter[str]()
         urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -96,8 +89,7 @@ def _operations(url: str) -> list[APIOperation]:
 
 def _send_batch(settings: Settings, operations: Sequence[tuple[str, APIOperation]], outcome: Counter[str]) -> None:
     """Make and send BATCH requests, as described and otherwise, with and without a token, and count the outcomes."""
-    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
-    headers: list[dict[str, str]] = [{"Authorization": f"Bearer {token}", "X-User-ID": "bench", "X-Project-ID": "bench"}, {}]
+    headers: list[dict[str, str]] = [bearer(settings.serving.token) | {"X-User-ID": "bench", "X-Project-ID": "bench"}, {}]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
     cases = [
         st.tuples(st.just(url), operation.as_strategy(mode))

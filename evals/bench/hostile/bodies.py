@@ -5,24 +5,25 @@ import json
 import random
 import socket
 import statistics
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.hostile.health import Waits, watched_health
-from evals.bench.own_app import ready, running_app
-from evals.bench.redaction import hostile_texts
+from evals.bench.redaction.corpus import hostile_texts
+from evals.bench.rigs.apps import ready, running_app
+from evals.bench.streams import raw_request
 from infra.settings import Settings
 
 MEGABYTE = 1 << 20
 TRIES = 3
 """Times that a body is sent; the least of the longest waits counts, since only a wait that comes back is the body's."""
-EVERY = Size(full=1, quick=12)
-"""Of the bodies, every so many are sent."""
+EVERY = Size(full=1, quick=12)  # of the bodies, every so many are sent
 AT_ONCE = 8
 """Clients that send the same body at once."""
-MAX_CPU_MS = 20.0
-"""Target: CPU time of the app while one /health waits."""
+MAX_CPU_MS = 20.0  # target: CPU time of the app while one /health waits
 
 
 def repeated(unit: bytes, head: bytes = b"[", tail: bytes = b"]", glue: bytes = b",") -> bytes:
@@ -30,46 +31,22 @@ def repeated(unit: bytes, head: bytes = b"[", tail: bytes = b"]", glue: bytes = 
     return head + glue.join([unit] * ((MEGABYTE - len(head) - len(tail) - 200) // (len(unit) + len(glue)))) + tail
 
 
+DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+ROUTES: Mapping[str, dict[str, Any]] = DATA["routes"]
 STRUCTURES: Mapping[str, bytes] = {
-    **{"lists": repeated(b"[]"), "nested": repeated(b"[[[[[[[[]]]]]]]]"), "objects": repeated(b'{"a":1}')},
-    **{"numbers": repeated(b"1"), "floats": repeated(b"1e5"), "strings": repeated(b'"ab"'), "empty": repeated(b'""')},
+    **{name: repeated(unit.encode()) for name, unit in DATA["structures"].items()},
     "names": b"{" + b",".join(b'"%d":1' % number for number in range(90_000)) + b"}",
     "deep": b"[" * (MEGABYTE - 300),
     "digits": b"9" * (MEGABYTE - 300),
 }
 """JSON values of many parts, by their shape."""
-TEXTS: Mapping[str, bytes] = {
-    "blanks": repeated(b" ", b'"', b'"', b""),
-    "escapes": repeated(b"\\u00e9", b'"', b'"', b""),
-    "backslashes": repeated(b"\\\\", b'"', b'"', b""),
-    "quotes and brackets": repeated(b'[\\"', b'"', b'"', b""),
-    "markers": repeated(b"<|fim_prefix|><|fim_suffix|>", b'"', b'"', b""),
-    "lines": repeated(b"x\\n", b'"', b'"', b""),
-}
+TEXTS: Mapping[str, bytes] = {name: repeated(unit.encode(), b'"', b'"', b"") for name, unit in DATA["texts"].items()}
 """JSON strings of one long text."""
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "/v1/completions": ("prompt", "stop", "n", "stream_options", "max_tokens", "segments", "other"),
-    "/infill": ("input_prefix", "response_fields", "t_max_predict_ms"),
-    "/v1/feedback": ("shown", "completion_id", "accepted_characters"),
-    "/v1/events": ("view_id", "elapsed"),
-    "/v1/continue/events": ("data", "name"),
-    "/api/training/submit": ("prompt", "prefix", "timestamp"),
-}
-"""Fields of the routes' bodies that are tried: those that are read, and one that is not."""
-LEAST: Mapping[str, Mapping[str, object]] = {
-    "/v1/completions": {"prompt": "x"},
-    "/infill": {"input_prefix": "x", "input_suffix": ""},
-    "/v1/feedback": {"completion_id": "c", "outcome": "shown"},
-    "/v1/events": {"type": "view", "completion_id": "c"},
-    "/v1/continue/events": {"name": "autocomplete", "data": {"completionId": "c"}},
-    "/api/training/submit": {"completionId": "c"},
-}
-"""The least body of each route."""
 
 
 def with_field(path: str, field: str, value: bytes) -> bytes:
     """Return the least body of a route with one field given as JSON."""
-    fields = {name: json.dumps(given).encode() for name, given in LEAST[path].items()} | {field: value}
+    fields = {name: json.dumps(given).encode() for name, given in ROUTES[path]["least"].items()} | {field: value}
     return b"{" + b",".join(b'"%s":%s' % (name.encode(), given) for name, given in fields.items()) + b"}"
 
 
@@ -77,8 +54,8 @@ def hostile_bodies(values: Mapping[str, bytes], texts: Mapping[str, bytes]) -> d
     """Return a body for each route, field and value, and for Continue's data with each text as its prompt."""
     bodies = {
         (path, field, name): with_field(path, field, value)
-        for path, fields in FIELDS.items()
-        for field in fields
+        for path, route in ROUTES.items()
+        for field in route["tried"]
         for name, value in (*values.items(), *texts.items())
     }
     for name, value in texts.items():
@@ -90,16 +67,14 @@ def hostile_bodies(values: Mapping[str, bytes], texts: Mapping[str, bytes]) -> d
 async def bodies(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Measure how long /health waits beside each body, and beside AT_ONCE of those with a hostile prompt.
 
-    Raises:
-        RuntimeError: the app does not start, or answers with a server error.
+    Raises RuntimeError where the app does not start, or answers with a server error.
     """
-    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
     secrets = {name: json.dumps(text).encode() for name, text in hostile_texts(random.Random(0)).items()}
     every = list(hostile_bodies(STRUCTURES, {**TEXTS, **secrets}).items())
-    requests = {key: _request(key[0], body, token) for key, body in every[:: EVERY.of(bench.quick)]}
+    requests = {key: raw_request(key[0], settings, body, "Connection: close") for key, body in every[:: EVERY.of(bench.quick)]}
     prompts = [raw for (_, field, _), raw in requests.items() if field in ("prompt", "data.prompt")]
     alone, together = list[float](), list[float]()
-    async with running_app(folder, {}) as (app, port, _):
+    async with running_app(settings, folder) as (app, port, _):
         await ready(port)
         with bench.part("bodies", len(requests) + len(prompts), share=0.2) as part:
             for found, sent, at_once in ((alone, requests.values(), 1), (together, prompts, AT_ONCE)):
@@ -126,11 +101,6 @@ async def _longest_cpu(port: int, pid: int, raw: bytes, at_once: int) -> float:
         if least <= MAX_CPU_MS / 2:
             break
     return least
-
-
-def _request(path: str, body: bytes, token: str) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    return f"{head}Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _send(port: int, raw: bytes) -> None:

@@ -1,32 +1,29 @@
 """Connections that never finish, and ten thousand that are silent."""
 
 import asyncio
+import os
+import resource
+import socket
 import statistics
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.hostile.health import Waits, watched_health
-from evals.bench.own_app import ready, running_app
+from evals.bench.rigs.apps import ready, running_app
+from evals.bench.rigs.servers import new_process
 from evals.bench.serving import editor_body, prompts
-from evals.bench.streams import first_token_percentiles, session, stream_completions
-from evals.progress import Part
-from infra.settings import ROOT, Settings
+from evals.bench.streams import first_token_percentiles, raw_head, session, stream_completions
+from infra.http.connections import DEADLINES
+from infra.settings import Settings
 
-UNFINISHED = 50
-"""Connections of each kind that never finish."""
-GRACE_SECONDS = 5.0
-"""Seconds after a deadline within which the connection is closed."""
-SILENT, PEERS = Size(full=10_000, quick=1_000), 100
-"""Silent connections, and the addresses that they come from."""
+UNFINISHED = 50  # connections of each kind that never finish
+GRACE_SECONDS = 5.0  # seconds after a deadline within which the connection is closed
+SILENT, PEERS = Size(full=10_000, quick=1_000), 100  # silent connections, and the addresses that they come from
 BLOCK, BLOCKS = 25, Size(full=8, quick=2)
 """Completions of a block, and blocks, by turns without and with silent connections."""
-HELD_SECONDS = 1.0
-"""Seconds for which /health is asked for while the silent connections are held."""
+HELD_SECONDS = 1.0  # seconds for which /health is asked for while the silent connections are held
 MAX_ADDED_MS, MAX_HELD_MS = 10.0, 100.0
 """Targets: what silent connections add to the median first token, and the 95 % quantile of /health beside them."""
 MAX_CPU_MS, MAX_QUEUE_CPU_MS = 20.0, 300.0
@@ -36,39 +33,29 @@ accepted before it."""
 
 async def unfinished(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Hold connections that never finish until the server closes them."""
-    limits = settings.serving.limits
-    head = "POST /v1/feedback HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    if settings.serving.token:
-        head += f"Authorization: Bearer {settings.serving.token.get_secret_value()}\r\n"
+    chunk = b"1\r\n \r\n"
+    head = raw_head("/v1/feedback", settings)
+    refused = b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     kinds = {
-        "slow_headers": (head.encode(), b"X-A: b\r\n", limits.header_seconds),
-        "silent": (b"", b"", limits.header_seconds),
-        "slow_body": (f"{head}Content-Length: 900000\r\n\r\n".encode(), b" ", limits.body_seconds),
-        "endless_body": (f"{head}Transfer-Encoding: chunked\r\n\r\n".encode(), b"1\r\n \r\n", limits.body_seconds),
-        "refused_body": (
-            b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-            b"1\r\n \r\n",
-            limits.body_seconds,
-        ),
+        "slow_headers": (head, b"X-A: b\r\n", DEADLINES.headers),
+        "silent": (b"", b"", DEADLINES.headers),
+        "slow_body": (head + b"Content-Length: 900000\r\n\r\n", b" ", DEADLINES.body),
+        "endless_body": (head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, DEADLINES.body),
+        "refused_body": (refused, chunk, DEADLINES.body),
     }
+    found = []
     with bench.part("connections that never finish", share=0.15):
-        return await _unfinished(folder, kinds)
-
-
-async def _unfinished(folder: Path, kinds: Mapping[str, tuple[bytes, bytes, float]]) -> list[Figure]:
-    async with running_app(folder, {}) as (_, _, port):
-        seconds = {
-            kind: asyncio.gather(*(_seconds_open(port, start, piece, deadline + GRACE_SECONDS) for _ in range(UNFINISHED)))
-            for kind, (start, piece, deadline) in kinds.items()
-        }
-        figures = []
-        for kind, measured in seconds.items():
-            closed = await measured
-            figures += [
-                figure(f"unfinished.{kind}.open", closed.count(None), "", most=0),
-                figure(f"unfinished.{kind}.closed_after", max((s for s in closed if s is not None), default=0.0), "s"),
-            ]
-    return figures
+        async with running_app(settings, folder) as (_, _, port):
+            seconds = {
+                kind: asyncio.gather(*(_seconds_open(port, start, piece, deadline + GRACE_SECONDS) for _ in range(UNFINISHED)))
+                for kind, (start, piece, deadline) in kinds.items()
+            }
+            for kind, measured in seconds.items():
+                closed = await measured
+                longest = max((s for s in closed if s is not None), default=0.0)
+                found.append(figure(f"unfinished.{kind}.open", closed.count(None), "", most=0))
+                found.append(figure(f"unfinished.{kind}.closed_after", longest, "s"))
+    return found
 
 
 async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> float | None:
@@ -94,41 +81,34 @@ async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> f
 async def silent(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Measure /health while silent connections open, are held and close, and completions with and without them.
 
-    Raises:
-        RuntimeError: completions fail.
+    Raises RuntimeError where completions fail.
     """
-    blocks = BLOCKS.of(bench.quick)
-    with bench.part("blocks beside silent connections", blocks, share=0.15) as part:
-        return await _silent(settings, folder, SILENT.of(bench.quick), blocks, part)
-
-
-async def _silent(settings: Settings, folder: Path, count: int, blocks: int, part: Part) -> list[Figure]:
-    token = settings.serving.token.get_secret_value() if settings.serving.token else ""
+    blocks, count = BLOCKS.of(bench.quick), SILENT.of(bench.quick)
     bodies = [editor_body(settings, prompt) for prompt, _ in prompts(settings, BLOCK * blocks)]
     medians: dict[bool, list[float]] = {False: [], True: []}
     kept, new, held, closing = Waits(), Waits(), Waits(), Waits()
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
-    async with running_app(folder, variables) as (app, port, _), session(token) as http:
-        await ready(port)
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        for number in range(blocks):
-            beside = number % 2 == 1
-            async with AsyncExitStack() as stack:
-                if beside:
-                    clients = await stack.enter_async_context(_silent_clients(port, count))
-                    async with watched_health(port, app.pid, kept, keep=True), watched_health(port, app.pid, new, keep=False):
-                        await clients.open()
-                        await ready(port)  # a new connection, so all before it are accepted now
-                    async with watched_health(port, app.pid, held, keep=False):
+    with bench.part("blocks beside silent connections", blocks, share=0.15) as part:
+        async with running_app(settings, folder, variables) as (app, port, _), session(settings.serving.token) as http:
+            await ready(port)
+            for number in range(blocks):
+                beside = number % 2 == 1
+                with ExitStack() as exits:
+                    if beside:
+                        clients = exits.enter_context(new_process())  # takes nothing from this process, which measures
+                        await asyncio.to_thread(clients.submit(os.getpid).result)  # it has started
+                        async with watched_health(port, app.pid, kept, keep=True), watched_health(port, app.pid, new, keep=False):
+                            await asyncio.to_thread(clients.submit(connect, port, count).result)
+                            await ready(port)  # a new connection, so all before it are accepted now
+                        async with watched_health(port, app.pid, held, keep=False):
+                            await asyncio.sleep(HELD_SECONDS)
+                    block = bodies[number * BLOCK : (number + 1) * BLOCK]
+                    results, _ = await stream_completions(http, f"http://127.0.0.1:{port}/v1/completions", block, 1)
+                    async with watched_health(port, app.pid, closing, keep=True):
+                        await asyncio.to_thread(exits.close)
                         await asyncio.sleep(HELD_SECONDS)
-                results, _ = await stream_completions(http, url, bodies[number * BLOCK : (number + 1) * BLOCK], 1)
-                async with watched_health(port, app.pid, closing, keep=True):
-                    await stack.aclose()
-                    await asyncio.sleep(HELD_SECONDS)
-            if errors := [result.error for result in results if result.error]:
-                raise RuntimeError(f"{url}: {len(errors)} of {len(results)} requests failed: {errors[0]}")
-            medians[beside].append(first_token_percentiles(results)[0])
-            part.advance()
+                medians[beside].append(first_token_percentiles(results)[0])
+                part.advance()
     without, beside_silent = (statistics.median(medians[beside]) for beside in (False, True))
     return [
         figure("silent.connections", count, ""),
@@ -145,32 +125,12 @@ async def _silent(settings: Settings, folder: Path, count: int, blocks: int, par
     ]
 
 
-class SilentClients:
-    """The process of evals/bench/hostile/silent_clients.py."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    async def open(self) -> None:
-        """Open all connections. Raises RuntimeError if the process ends."""
-        assert self._process.stdin
-        self._process.stdin.write(b"\n")
-        await self.line()
-
-    async def line(self) -> None:
-        """Wait for a line. Raises RuntimeError if the process ends."""
-        assert self._process.stdout
-        if not await self._process.stdout.readline():
-            raise RuntimeError("evals.bench.hostile.silent_clients ended; its error is above")
-
-
-@asynccontextmanager
-async def _silent_clients(port: int, count: int) -> AsyncIterator[SilentClients]:
-    command = (sys.executable, "-m", "evals.bench.hostile.silent_clients", str(port), str(count), str(PEERS))
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
-    clients = SilentClients(process)
-    try:
-        await clients.line()
-        yield clients
-    finally:
-        await process.communicate(b"")  # closes its input, at which it ends
+def connect(port: int, count: int) -> None:
+    """Open silent connections, from PEERS addresses by turns; they stay open until the process ends."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for number in range(count):
+        made = socket.socket()
+        made.bind((f"127.0.1.{number % PEERS + 1}", 0))
+        made.connect(("127.0.0.1", port))
+        made.detach()  # else it would be closed with the object

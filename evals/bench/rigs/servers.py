@@ -1,30 +1,40 @@
-"""Servers of production's kind on this machine: processes that a test or a benchmark starts, kills and stops.
+"""Servers on this machine that a test or a benchmark starts, kills and stops, and what such a caller waits for.
 
 Prefect's server and MLflow run by their own commands, as production's steps have them, each on a database of a PostgreSQL server
 (postgresql.py). The local stack (parts.py) runs neither.
 """
 
+import asyncio
+import os
 import pwd
+import random
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import OK, HTTPException
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 
-from infra.settings import ROOT, Settings
+from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import files
+from infra.stack import secrets as stack_secrets
 from infra.stack.parts import client_environment, environment, parts, request
 from infra.stack.supervision import tail
 
 START_SECONDS = 240.0
+LOWEST_PORT, PORT_RANGE = 10_000, Path("/proc/sys/net/ipv4/ip_local_port_range")
 STOP_SECONDS, KILL_SECONDS = 40.0, 5.0
 DATABASES = ("prefect", "mlflow", "mlflow_accounts")
 """A database for Prefect, one for MLflow and one for MLflow's accounts."""
@@ -36,6 +46,51 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 auth_cache_ttl_seconds = 60
 """
 """MLflow's file for its basic-auth app (infra/docs/operations.md)."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def until(
+    holds: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float, otherwise: str, every: float = 0.2
+) -> None:
+    """Wait until something holds. Raises RuntimeError with what holds instead, which names the part first."""
+    deadline = time.monotonic() + seconds
+    while not (found if isinstance(found := holds(), bool) else await found):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{otherwise} after {seconds:.0f} s; run `tabloop status`")
+        await asyncio.sleep(every)
+
+
+def new_process() -> ProcessPoolExecutor:
+    """Return an executor of one process that shares nothing with this one."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def in_new_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a function returns in a process of its own, whose time and memory are those of the function."""
+    with new_process() as process:
+        return process.submit(function, *args, **kwargs).result()
+
+
+def is_listening(port: int) -> bool:
+    """Return whether something accepts connections at a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Return free ports outside the range of outgoing connections, one of which could get the port of a killed server."""
+    low, found = int(PORT_RANGE.read_text().split()[0]), list[int]()
+    for port in random.sample(range(LOWEST_PORT, low), low - LOWEST_PORT):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"{count} ports from {LOWEST_PORT} to {low - 1} are not free")
 
 
 class ServerError(RuntimeError):
@@ -44,17 +99,28 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Server:
-    """A process with its children."""
+    """A process with its children. In a `with` block it is started, and killed at the end."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     log: Path
-    ready: Callable[[], bool]
-    """Whether it serves; OSError, HTTPException and ValueError mean not yet."""
-    user: str | None = None
-    """Name of the user that it runs as; none: this process's."""
+    ready: Callable[[], bool]  # whether it serves; OSError, HTTPException and ValueError mean not yet
+    user: str | None = None  # name of the user that it runs as; none: this process's
     process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self.process, "it was started"
+        return self.process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def start(self) -> None:
         """Start it without waiting for it."""
@@ -75,11 +141,14 @@ class Server:
         began = time.monotonic()
         while not self.serves():
             if self.process is None or self.process.poll() is not None:
-                raise ServerError(f"{self.name}: it ended while starting; the end of {self.log}:\n{tail(self.log)}")
+                raise self._error("it ended while starting")
             if time.monotonic() > began + seconds:
-                raise ServerError(f"{self.name}: not ready after {seconds:.0f} s; the end of {self.log}:\n{tail(self.log)}")
+                raise self._error(f"not ready after {seconds:.0f} s")
             time.sleep(0.1)
         return time.monotonic() - began
+
+    def _error(self, what: str) -> ServerError:
+        return ServerError(f"{self.name}: {what}; the end of {self.log}:\n{tail(self.log)}")
 
     def serves(self) -> bool:
         """Return whether it serves now."""
@@ -95,10 +164,8 @@ class Server:
         parent = psutil.Process(self.process.pid)
         family = [parent, *parent.children(recursive=True)]  # some lead groups of their own: PostgreSQL's do
         for process in family:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         self.process.wait()
         deadline = time.monotonic() + KILL_SECONDS
         while any(map(_runs, family)) and time.monotonic() < deadline:
@@ -113,9 +180,7 @@ class Server:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ServerError(
-                f"{self.name}: did not end within {seconds:.0f} s; the end of {self.log}:\n{tail(self.log)}"
-            ) from None
+            raise self._error(f"did not end within {seconds:.0f} s") from None
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -126,26 +191,32 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+def answers(url: str, credential: str = "") -> bool:
+    """Return whether a GET is answered with 200. Raises OSError and HTTPException."""
+    return request(url, credential=credential)[0] == OK
+
+
 def as_user(name: str | None) -> dict[str, Any]:
     """Return the arguments of subprocess.Popen that run a process as a user with their own group alone; none: as this process."""
     return {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": ()} if name else {}
 
 
+def own_settings(folder: Path, variables: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """Return the local stack's settings with these variables and a state in a folder, and an environment with these alone."""
+    own = {"TABLOOP_STACK__STATE": str(folder / "stack"), "TABLOOP_STORE__LOCK": str(folder / "s3.lock"), **variables}
+    stack_secrets.ensure(folder / "stack")
+    return load(LOCAL, own), {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | own
+
+
 def of_part(name: str, settings: Settings, given: Mapping[str, str], log: Path) -> Server:
     """Return a part of the local stack as a server of its own, in the given environment."""
     part = parts(settings)[name]
-    return Server(
-        log.stem, part.command, {**environment(settings, dict(given)), **part.credentials}, log, lambda: part.ready(0.0)
-    )
+    variables = {**environment(settings, dict(given)), **part.credentials}
+    return Server(log.stem, part.command, variables, log, lambda: part.ready(0.0))
 
 
 def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Path) -> Server:
-    """Return Prefect's server at orchestration.api.
-
-    Args:
-        given: environment.
-        database: postgresql://USER:PASSWORD@HOST:PORT/NAME.
-    """
+    """Return Prefect's server at orchestration.api; `given`: environment, `database`: postgresql://USER:PASSWORD@HOST:PORT/NAME."""
     api = settings.orchestration.api
     address, auth = urlsplit(api), settings.orchestration.auth_string
     command = ("prefect", "server", "start", "--host", str(address.hostname), "--port", str(address.port))
@@ -157,10 +228,7 @@ def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Pa
         "PREFECT_API_DATABASE_CONNECTION_URL": database.replace("postgresql:", "postgresql+asyncpg:"),
         "PREFECT_SERVER_API_AUTH_STRING": credential,
     }
-
-    def ready() -> bool:
-        return request(f"{api}/health", credential=credential)[0] == OK
-
+    ready = partial(answers, f"{api}/health", credential)
     return Server("prefect", (sys.executable, "-m", *command), variables, log, ready)
 
 
@@ -171,8 +239,7 @@ def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts
 
     Args:
         given: environment.
-        database: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models.
-        accounts: the same of the accounts.
+        database: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models; `accounts`: that of the accounts.
     """
     address, store, registry = urlsplit(settings.registry.uri), settings.store, settings.registry
     command = (
@@ -190,10 +257,5 @@ def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts
     if store.access_key and store.secret_key:
         variables["AWS_ACCESS_KEY_ID"] = store.access_key.get_secret_value()
         variables["AWS_SECRET_ACCESS_KEY"] = store.secret_key.get_secret_value()
-    return Server(
-        "mlflow",
-        (sys.executable, "-m", *command),
-        variables,
-        log,
-        lambda: request(f"{settings.registry.uri}/health")[0] == OK,
-    )
+    ready = partial(answers, f"{settings.registry.uri}/health")
+    return Server("mlflow", (sys.executable, "-m", *command), variables, log, ready)

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from evals.bench.redaction.project_files import missed, project_files
+from evals.bench.redaction import missed_in_files
+from evals.bench.redaction.corpus import project_files
 from infra.model.language import language
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts
@@ -19,7 +20,7 @@ nothing but their place gives away."""
 @pytest.mark.parametrize("named", [True, False])
 def test_few_secrets_of_project_files_stay(named: bool) -> None:
     """A quarter of the first 105 files' secrets stayed, and 40 % of the further files'."""
-    counts = [missed(REDACTOR, random.Random(seed), named=named) for seed in range(4)]
+    counts = [missed_in_files(REDACTOR, random.Random(seed), named=named) for seed in range(4)]
     tried = sum(count for count, _ in counts)
     staying = [(path, secret) for _, files in counts for path, secrets in files.items() for secret in secrets]
     assert tried > 1_500 and len(staying) <= MOST_MISSED[named] * tried, staying

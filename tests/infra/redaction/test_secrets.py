@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.bench.redaction import changed, ordinary_requests
-from evals.bench.redaction.made_up_secrets import BY_NAME, cases, draw, private_key
+from evals.bench.redaction import changed
+from evals.bench.redaction.corpus import BY_NAME, cases, draw, ordinary_requests, private_key
 from infra.redaction.file_kind import values
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts

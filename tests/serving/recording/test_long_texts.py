@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evals.bench.redaction import hostile_texts
-from evals.bench.redaction.made_up_secrets import draw
-from evals.bench.redaction.queue import waits
+from evals.bench.redaction import waits
+from evals.bench.redaction.corpus import draw, hostile_texts
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import Kept, Texts
 from serving.metrics import Metrics

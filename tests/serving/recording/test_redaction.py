@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.bench.redaction import MEGABYTE, hostile_texts
-from evals.bench.redaction.made_up_secrets import draw
+from evals.bench.redaction.corpus import MEGABYTE, draw, hostile_texts
 from infra.records import Completion, Feedback
 from infra.redaction.events import COMPLETION_TEXTS, FEEDBACK_TEXTS
 from infra.redaction.redactor import REDACTED, Redactor

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from evals.bench.plain_vllm import plain_vllm
+from evals.bench.rigs.apps import plain_vllm
 from infra import settings as configuration
 from infra.settings import LOCAL
 from infra.settings.evaluation import Judge

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from evals.bench.experiments.rows import CURSOR, SPAM, TWENTY, Case, proposed, traffic_of
 from evals.bench.experiments.simulate import World, simulate
+from evals.bench.experiments.tests import ROWS, WORLDS, Case, proposed, traffic_of
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.traffic import DAY, recent
@@ -17,6 +16,7 @@ from tests.tasks.made import NOW, MemoryStore, completion, feedback
 
 SETTINGS = Experiment()
 PLAN = make_plan(SETTINGS, Collect())
+TWENTY = WORLDS["twenty"]
 WEEK = traffic_of(TWENTY, 7.0)
 
 
@@ -25,7 +25,7 @@ def promoted(row: Case, tests: int) -> int:
 
 
 def test_a_team_of_20_gets_a_crossover_of_whole_days_that_finds_what_is_asked_in_the_promised_share() -> None:
-    row = proposed("", WEEK, SETTINGS, accepted=1.1)
+    row = proposed("", WEEK, SETTINGS, {"accepted": 1.1})
     assert row.plan.design == "crossover" and row.plan.max_seconds % DAY == 0
     assert "crossover" in row.plan.planned and "finds +" in row.plan.planned
     # The promise is 0.8; Binomial(40, 0.8) falls below 25 once in a hundred times.
@@ -34,17 +34,17 @@ def test_a_team_of_20_gets_a_crossover_of_whole_days_that_finds_what_is_asked_in
 
 def test_a_team_of_20_ships_a_harmless_candidate_within_two_days_without_inferiority() -> None:
     fast = SETTINGS.model_copy(update={"mode": "non_inferiority"})
-    harmless = proposed("", WEEK, fast)
+    harmless = proposed("", WEEK, fast, {})
     assert harmless.plan.max_seconds <= 2 * DAY and "margins widened" in harmless.plan.planned
     assert promoted(harmless, 40) >= 27
     margin = next(metric.margin for metric in harmless.plan.metrics if metric.name == "accepted")
     assert 0.1 < margin < 0.3
-    assert promoted(proposed("", WEEK, fast, accepted=1 - margin), 40) <= 4
+    assert promoted(proposed("", WEEK, fast, {"accepted": 1 - margin}), 40) <= 4
 
 
 def test_at_the_chosen_size_showing_less_and_accepting_more_wins_and_spam_never_does() -> None:
-    assert promoted(proposed("", WEEK, SETTINGS, **dict[str, Any](CURSOR)), 20) >= 15
-    assert promoted(proposed("", WEEK, SETTINGS, **dict[str, Any](SPAM)), 20) == 0
+    assert promoted(proposed("", WEEK, SETTINGS, ROWS["planner"]["cursor"]["changes"]), 20) >= 15
+    assert promoted(proposed("", WEEK, SETTINGS, ROWS["planner"]["spam"]["changes"]), 20) == 0
 
 
 def test_a_team_of_hundreds_gets_the_simpler_design() -> None:

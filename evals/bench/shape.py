@@ -1,47 +1,49 @@
-"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights
+"""The loop at the shape of Qwen2.5-Coder-0.5B, with random weights.
 
 An engine samples completions of the base, the trainer takes PPO steps on them, the candidate goes to the object store with its
 delta, the engine fetches it, swaps, and starts again. Widths, depth and vocabulary are real. There is no text: token ids are of
 the whole vocabulary, so no tokenizer is needed. It starts an S3 server and an engine of its own.
 """
 
-import os
+import json
 import random
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import httpx
 import psutil
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
-from evals.bench.fleet.parts import free_ports
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.rigs import servers
-from evals.bench.shape.parts import Engine, MemoryWatch, differences, imported_memory, write_base
+from evals.bench.rigs.servers import Server
+from evals.bench.streams import bearer
 from evals.progress import Progress
 from infra.model import architectures
+from infra.model.batches import Batch
 from infra.records import Manifest, Sample
 from infra.records.base import ObjectReference
-from infra.settings import LOCAL, Settings, load
+from infra.settings import ROOT, Settings
 from infra.settings.training import Train
-from infra.stack import secrets
 from infra.storage.deltas import folders, served
 from infra.storage.store import ObjectStore, to_parquet
+from tasks.evaluation.models.engine import EngineModels
 from tasks.trainer.memory import fit
 from tasks.trainer.memory.estimate import Layout, Memory, MicroBatchSize, estimate
 from tasks.trainer.run import Candidate, TrainerOutput, UpdateRefused, train
 from tasks.versions.register import upload
 from tasks.versions.shipped import ParentCopy, ship
 
-SHAPE: Mapping[str, Any] = {
-    **{"model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24},
-    **{"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6},
-    **{"rope_theta": 1e6, "tie_word_embeddings": True, "initializer_range": 0.02},
-}
+SHAPE: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 """Qwen2.5-Coder-0.5B's config.json."""
 LAYERS = Size(full=24, quick=2)
 ROWS, PROMPT, COMPLETION, STEPS = 24, 64, 24, 2
@@ -62,6 +64,151 @@ PROCESSES = {"trainer": "tasks.trainer.worker", "engine": "VLLM::EngineCore", "e
 CYCLE, BASE, BASE_VERSION, VERSION = "shape", "checkpoints/base", "1", "2"
 PLANNED, TOLERANCE, MICRO = 0.1, 1e-3, 1e-6
 """Targets: difference of plan and measured peak, and of log-probabilities to transformers, in nats."""
+BIAS = 0.1
+"""Standard deviation of the biases, which transformers begins with 0: at 0, a bias in a wrong place would go unnoticed."""
+LOOK_SECONDS, FIND_SECONDS = 0.02, 0.5
+SECONDS = 600.0  # longest request to the engine
+
+
+def write_base(folder: Path, config: Mapping[str, Any]) -> Path:
+    """Write a checkpoint of random weights in bfloat16, the precision in which such models are published."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model: Any = Qwen2ForCausalLM(Qwen2Config(**config))
+    for name, weight in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.normal_(weight, std=BIAS)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+class MemoryWatch(threading.Thread):
+    """Looks at the memory of this process's descendants: the pages of their own, without mapped files."""
+
+    def __init__(self, kinds: Mapping[str, str]) -> None:
+        """Watch; `kinds`: a word of the command line of each kind of process."""
+        super().__init__(daemon=True)
+        self.peaks = dict.fromkeys(kinds, 0)
+        self._kinds, self._ended = kinds, threading.Event()
+        self._marks: dict[str, dict[str, int]] = {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def mark(self, name: str) -> None:
+        """Keep the peaks so far under a name."""
+        self._marks[name] = dict(self.peaks)
+
+    def at(self, name: str, kind: str) -> int:
+        """Return the peak of a kind until a mark."""
+        return self._marks[name][kind]
+
+    def run(self) -> None:
+        """Look until the end."""
+        found: list[tuple[str, int]] = []
+        looked = 0.0
+        while not self._ended.wait(LOOK_SECONDS):
+            if time.monotonic() > looked + FIND_SECONDS:
+                found, looked = list(self._find()), time.monotonic()
+            for kind, number in found:
+                with suppress(OSError):  # it has ended
+                    self.peaks[kind] = max(self.peaks[kind], own_pages(Path(f"/proc/{number}/status").read_text()))
+
+    def _find(self) -> Iterator[tuple[str, int]]:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                command = process.cmdline()
+                if "torch.distributed.run" not in command:
+                    yield from (
+                        (kind, process.pid) for kind, word in self._kinds.items() if command[:1] == [word] or word in command
+                    )
+
+
+def imported_memory() -> int:
+    """Return the bytes of a trainer's own pages before it has a model: what its imports take."""
+    source = "from tasks.trainer.update import ppo; print(open('/proc/self/status').read())"
+    return own_pages(subprocess.run((sys.executable, "-c", source), cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+
+def own_pages(status: str) -> int:
+    """Return the bytes of a process's own pages from its /proc/ID/status; 0 where it has ended."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+@dataclass
+class Engine(EngineModels):
+    """The routes of the engine that the bench uses (serving/engine/protocol.py), with the versions that it names."""
+
+    server: Server = field(kw_only=True)
+
+    def restart(self) -> None:
+        """End the engine and start it; it begins with the version that it held last."""
+        self.server.stop()
+        self.server.start()
+        self.server.wait()
+
+    def fetch(self, version: str, source: str) -> dict[str, Any]:
+        """Return an EngineCopy."""
+        return self._change("/fetch", {"version": version, "source": source}, SECONDS)
+
+    def swap_to(self, version: str, path: str) -> dict[str, Any]:
+        """Return a SwapResult."""
+        return self._change("/swap", {"version": version, "path": path}, SECONDS)
+
+    def tokens_after(self, version: str, prompts: list[list[int]], count: int, temperature: float) -> list[tuple[int, ...]]:
+        """Return `count` tokens after each prompt."""
+        batch = Batch(version, prompts, list(range(len(prompts))), max_tokens=count, temperature=temperature)
+        return [result.tokens for result in self._run(batch, lambda _: None)]
+
+    def logprobs_of(self, version: str, prompts: list[list[int]], tokens: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Return the log-probabilities of tokens after each prompt, at temperature 1."""
+        rows = [[*prompt, *row] for prompt, row in zip(prompts, tokens, strict=True)]
+        batch = Batch(version, rows, [0] * len(rows), scored=[len(row) for row in tokens])
+        return [result.logprobs for result in self._run(batch, lambda _: None)]
+
+
+@contextmanager
+def connect(settings: Settings, server: Server) -> Iterator[Engine]:
+    """Connect to the first engine of the settings."""
+    headers, url = bearer(settings.serving.engine_token), str(settings.serving.engines[0])
+    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client:
+        yield Engine(client, SECONDS, server=server)
+
+
+class Differences(NamedTuple):
+    """Largest differences of the engine to transformers, in nats."""
+
+    logprob: float  # of a token's log-probability
+    shortfall: float  # of a greedy token to the likeliest one: 0 where both choose the same
+
+
+def differences(
+    checkpoint: Path, prompts: list[list[int]], greedy: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
+) -> Differences:
+    """Compare an engine's greedy tokens, all of one length, with transformers on the same weights in float32."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    logprob = shortfall = 0.0
+    with torch.inference_mode():
+        for prompt, tokens, values in zip(prompts, greedy, logprobs, strict=True):
+            logits = model(torch.tensor([[*prompt, *tokens]]), logits_to_keep=len(tokens) + 1).logits[0, :-1].float()
+            expected = logits.log_softmax(-1)
+            chosen = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            logprob = max(logprob, float((chosen - torch.tensor(values)).abs().max()))
+            shortfall = max(shortfall, float((expected.max(-1).values - chosen).max()))
+    return Differences(logprob, shortfall)
 
 
 def layers_that_fit(free: int, most: int) -> int:
@@ -101,45 +248,27 @@ class Loop:
         return self.folder / "base"
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Take the loop once; where it fails, its logs stay.
-
-    Raises:
-        RuntimeError: the loop breaks.
-    """
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Take the loop once; where it fails, its logs stay. Raises RuntimeError where it breaks."""
     folder = Path(tempfile.mkdtemp(prefix="tabloop-shape-"))
     bench.progress.say(f"shape: the logs are in {folder} until it ends")
-    async for one in in_thread(taken(bench, folder)):
-        yield one
-    shutil.rmtree(folder)
-
-
-def taken(bench: Bench, folder: Path) -> Iterator[Figure]:
-    """Yield the figures of the loop. Raises RuntimeError where the loop breaks."""
     layers = layers_that_fit(psutil.virtual_memory().available, LAYERS.of(bench.quick))
     bench.progress.say(f"shape: {layers} of {SHAPE['num_hidden_layers']} layers")
     base = write_base(folder / "base", {**SHAPE, "num_hidden_layers": layers})
-    ports = iter(free_ports(2))
-    s3, engine = (f"http://127.0.0.1:{next(ports)}" for _ in range(2))
+    s3, engine = (f"http://127.0.0.1:{port}" for port in servers.free_ports(2))
     variables = {
-        **{"TABLOOP_STACK__STATE": str(folder / "stack"), "TABLOOP_SERVING__STATE": str(folder / "engine")},
-        **{"TABLOOP_STORE__ENDPOINT": s3, "TABLOOP_STORE__LOCK": str(folder / "s3.lock"), "TABLOOP_MODEL__BASE": str(base)},
+        **{"TABLOOP_SERVING__STATE": str(folder / "engine"), "TABLOOP_STORE__ENDPOINT": s3, "TABLOOP_MODEL__BASE": str(base)},
         "TABLOOP_SERVING__ENGINES": f'["{engine}", "http://127.0.0.1:9"]',
     }
-    secrets.ensure(folder / "stack")
-    settings = load(LOCAL, variables)
-    given = {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | variables
+    settings, given = servers.own_settings(folder, variables)
     with ExitStack() as exits:
-        started = [servers.of_part(name, settings, given, folder / f"{name}.log") for name in ("s3", "engine-0")]
-        for server in started:
-            server.start()
-            exits.callback(server.kill)
+        names = ("s3", "engine-0")
+        started = [exits.enter_context(servers.of_part(name, settings, given, folder / f"{name}.log")) for name in names]
         started[0].wait()
         store = ObjectStore.connect(settings.store)
         store.ensure_bucket()
         memory = exits.enter_context(MemoryWatch(PROCESSES))
-        client = exits.enter_context(Engine.connect(settings, started[1]))
-        loop = Loop(folder, layers, store, settings, client, memory, bench.progress)
+        loop = Loop(folder, layers, store, settings, exits.enter_context(connect(settings, started[1])), memory, bench.progress)
         with bench.part("the engine starts", share=0.13):
             yield loop.figure("engine.start", started[1].wait(), "s")
         with bench.part("samples", share=0.07):
@@ -149,14 +278,15 @@ def taken(bench: Bench, folder: Path) -> Iterator[Figure]:
         yield from of_update(loop, candidate)
         with bench.part("export and swap", share=0.4):
             yield from of_swap(loop, candidate.checkpoint)
+    shutil.rmtree(folder)
 
 
 def sampled(loop: Loop) -> list[Sample]:
     """Return completions of the base by the engine, with random advantages."""
     draw = random.Random(0)
     prompts = [[draw.randrange(SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(ROWS)]
-    tokens = loop.engine.sample("0", prompts, COMPLETION, temperature=1.0)
-    logprobs = loop.engine.score("0", prompts, tokens)
+    tokens = loop.engine.tokens_after("0", prompts, COMPLETION, temperature=1.0)
+    logprobs = loop.engine.logprobs_of("0", prompts, tokens)
     return [
         Sample(
             **{"completion_id": f"shape-{row}", "user": "bench", "policy_version": "0", "outcome": "accepted"},
@@ -221,17 +351,17 @@ def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
     travels = sum(len(folders.pack(frame)) for frame in folders.encode(loop.base, rounded))
     yield loop.figure("delta.bfloat16", travels / size_of(rounded), "of a full copy")
     began = time.monotonic()
-    swap = loop.engine.swap(VERSION, fetched["path"])
+    swap = loop.engine.swap_to(VERSION, fetched["path"])
     yield loop.figure("swap", time.monotonic() - began, "s")
     yield loop.figure("swap.pause", swap["pause_ms"] + swap["commit_ms"], "ms")
     draw = random.Random(1)
     prompts = [[draw.randrange(SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(ROWS)]
-    greedy = loop.engine.sample(VERSION, prompts, COMPLETION, temperature=0.0)
-    logprobs = loop.engine.score(VERSION, prompts, greedy)
+    greedy = loop.engine.tokens_after(VERSION, prompts, COMPLETION, temperature=0.0)
+    logprobs = loop.engine.logprobs_of(VERSION, prompts, greedy)
     for name in ("engine", "engine_routes"):
         yield loop.figure(f"{name}.peak", loop.memory.peaks[name] / fit.GB, "GB")
     loop.engine.restart()
-    again = loop.engine.score(VERSION, prompts, greedy)
+    again = loop.engine.logprobs_of(VERSION, prompts, greedy)
     apart = max(abs(a - b) for one, other in zip(logprobs, again, strict=True) for a, b in zip(one, other, strict=True))
     yield loop.figure("restart.largest_difference", apart, "nats", most=0)
     found = differences(checkpoint, prompts, greedy, logprobs)
