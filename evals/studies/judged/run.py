@@ -17,13 +17,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from evals.compare.comparison import LEVEL, cells_of
+from evals.compare.report import interval
 from evals.progress import Progress
 from evals.studies.judged import cycles
 from evals.studies.judged.settings import StudySettings
 from evals.studies.judged.split import TooFewPlaces, split_of
 from infra import settings as configuration
 from tasks.evaluation import judge as judges
-from tasks.evaluation.gate.paired import Column, Difference, Levels, differences
+from tasks.evaluation.gate.measures import BY_NAME
+from tasks.evaluation.gate.paired import Difference
 from tasks.evaluation.judge.calibration import Calibration, calibrate
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
@@ -33,8 +36,6 @@ RESULT = "result.json"
 RECIPES = (cycles.OURS, cycles.GROUP)
 SEED = 1_000
 """Of the draws at test positions; training takes the numbers of its cycles."""
-TAIL = 0.025
-"""Of 95 % intervals, on each side."""
 ERRORS = (TooFewPlaces, cycles.NothingToLearn, TrainingFailed, ValueError)
 """Errors of `compare`."""
 
@@ -114,26 +115,23 @@ def scores_of(checkpoint: Path, positions: Sequence[Position], judge: judges.Jud
 
 def rows_of(scores: Mapping[str, np.ndarray], positions: Sequence[Position], threshold: float) -> list[ModelScore]:
     """Return a row for each model's scores [N], in order; the others are compared with the first."""
-    names, values = list(scores), list(scores.values())
-    means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]
-    changes = [Column(v - values[0], np.ones_like(v), np.isfinite(v) & np.isfinite(values[0])) for v in values[1:]]
-    found = differences([*means, *changes], [position.file for position in positions], Levels(TAIL, TAIL))
-    compared = [None, *found[len(means) :]]
-    known = [v[np.isfinite(v)] for v in values]
-    shares = [float(np.mean(v >= threshold)) if len(v) else float("nan") for v in known]
-    failed = [int(np.isnan(v).sum()) for v in values]
-    return [ModelScore(*row) for row in zip(names, found, compared, shares, failed, strict=False)]
+    cells = cells_of(BY_NAME["judged"], [*scores.values()], [position.file for position in positions])
+    rows = []
+    for (name, values), cell in zip(scores.items(), cells, strict=True):
+        known = values[np.isfinite(values)]
+        share = float(np.mean(known >= threshold)) if len(known) else float("nan")
+        rows.append(ModelScore(name, cell.mean, cell.difference, share, len(values) - len(known)))
+    return rows
 
 
 def shown(rows: Sequence[ModelScore], calibration: Calibration, threshold: float, places: int) -> Table:
     """Return the rows as a table for the terminal."""
     table = Table("model", "score, 0 to 10", "change", f"score of {threshold:g} or more", "judge failed")
     table.title, table.title_justify = f"Judge {calibration.judge} at {places} test places", "left"
-    table.caption, table.caption_justify = f"95 % intervals by file. {calibration.reason}", "left"
+    table.caption, table.caption_justify = f"{LEVEL:.0%} intervals by file. {calibration.reason}", "left"
     if not calibration.counts:
         table.caption += ". The judge does not separate true from corrupted texts well enough: the scores say nothing"
     for row in rows:
-        change = f"{row.change.estimate:+.3f} [{row.change.low:+.3f}, {row.change.high:+.3f}]" if row.change else ""
-        score = f"{row.score.estimate:.3f} [{row.score.low:.3f}, {row.score.high:.3f}]"
-        table.add_row(row.model, score, change, f"{row.accepted:.1%}", str(row.failed))
+        change = interval(row.change, "+.3f") if row.change else ""
+        table.add_row(row.model, interval(row.score, ".3f"), change, f"{row.accepted:.1%}", str(row.failed))
     return table
