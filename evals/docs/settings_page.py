@@ -5,8 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evals.docs.markdown import anchor, code, prose, table
-from evals.docs.schema import TOML, Schema, forms, resolved, values, words
+from evals.docs.schema import TOML, Schema, code, forms, named, prose, resolved, table, values, words
 from infra.settings import LOCAL, PREFIX, PRODUCTION, Settings
 
 INTRO = f"""# Settings
@@ -34,7 +33,7 @@ def _sections(path: str, about: str, section: Schema, document: Schema, shipped:
     alone = {name: given for name, given in fields.items() if not _is_group(given, document)}
     if alone:
         cells = [
-            (anchor(name) + code(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
+            (named(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
             for name, given in alone.items()
         ]
         head = prose(f"{about} {section.get('description', '')}")
