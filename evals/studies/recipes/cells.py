@@ -26,8 +26,7 @@ from evals.developers import Schedule
 from evals.developers.grounds import GROUNDS, Ground
 from evals.studies.recipes.gains import Gain
 from evals.studies.recipes.samples import RECIPES, Interactions
-from evals.studies.showing.frontier import Shown
-from evals.studies.showing.pauses import CompletedPauses, completed
+from evals.studies.showing.rules import CompletedPauses, Shown, completed
 from infra import settings as configuration
 from infra.model.showing import Estimate, decide
 from infra.records import Sample
@@ -150,8 +149,8 @@ class Bench:
         if not file.exists():
             places = self._places(checkpoint, ground, temperature)
             estimates = cross_fitted(places if ground == FITTED else self._places(checkpoint, FITTED, temperature))
-            outcomes, everything = places.outcomes(), [len(completion.ends) for completion in places.completions]
-            found = [outcomes.of(shown) for shown in (everything, shown_of(estimates, places, showing, sampling))]
+            outcomes = places.outcomes()
+            found = [outcomes.of(shown) for shown in (places.everything, shown_of(estimates, places, showing, sampling))]
             write_whole(file, json.dumps([asdict(one) for one in found], default=np.ndarray.tolist).encode())
         rows = json.loads(file.read_text())
         return [Sums(np.array(row["requests"]), {name: np.array(v) for name, v in row["values"].items()}) for row in rows]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from evals.studies.showing.bench import cut, held
-from evals.studies.showing.frontier import TokenOutcomes, comparison, gain, gain_per_shown, level_figures
-from evals.studies.showing.pauses import CompletedPauses
+from evals.studies.showing.rules import CompletedPauses, TokenOutcomes, comparison, gain, gain_per_shown, level_figures
 from infra.model.showing import Place
 from tasks.showing.labels import LabelledCompletion
 

@@ -17,7 +17,7 @@ from evals.studies.recipes import cells, samples
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
 from evals.studies.recipes.gains import Gain, difference, figures, sums
 from evals.studies.recipes.samples import RECIPES, Interactions, Recipe, matched
-from evals.studies.showing.pauses import CompletedPauses
+from evals.studies.showing.rules import CompletedPauses
 from infra import settings as configuration
 from infra.model.showing import Place
 from infra.records import Sample
