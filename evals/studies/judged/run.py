@@ -7,11 +7,9 @@ evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Co
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -37,61 +35,52 @@ RECIPES = (cycles.OURS, cycles.GROUP)
 SEED = 1_000
 """Of the draws at test positions; training takes the numbers of its cycles."""
 ERRORS = (TooFewPlaces, cycles.NothingToLearn, TrainingFailed, ValueError)
-"""Errors of `compare`."""
+"""Errors of `run`."""
 
 
 def run(settings: StudySettings, names: Sequence[str], out: Path | None) -> None:
-    """Train by the named recipes (empty: all), score, print the table and write result.json.
+    """Train by the named recipes (empty: all), score base and trained models, print the table and write result.json.
 
     `out`: folder of samples, checkpoints and result.json; None: judged.folder.
 
     Raises:
-        ValueError: a name is not the name of a recipe; others of ERRORS as `compare`.
-    """
-    if unknown := [name for name in names if name not in RECIPES]:
-        raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
-    folder, console = configuration.path(out or settings.judged.folder), Console()
-    with Progress(console) as progress:
-        result = compare(settings, names or RECIPES, folder, progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(result, indent=2))
-    console.print(f"{folder / RESULT}, {result['seconds']:.0f} s")
-
-
-def compare(settings: StudySettings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
-    """Train by each recipe, score base and trained models, print the table; return the content of result.json.
-
-    Raises:
+        ValueError: a name is not the name of a recipe.
         TooFewPlaces: there are not enough positions.
         NothingToLearn: the judge scored none of a cycle's completions.
         TrainingFailed: the trainer failed.
     """
-    began, base, count = time.monotonic(), configuration.path(settings.model.base), settings.judged.cycles
-    split = split_of(settings.judged)
-    progress.say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
-    models = {"base": base, **{path.name: configuration.path(path) for path in settings.judged.models}}
-    with progress.part("judged: cycles", len(names) * count) as part:
-        trained = {name: cycles.run(name, base, split.train, settings, folder, progress.say, part.advance) for name in names}
-    models |= {f"{name} after {count} cycles": one.checkpoint for name, one in trained.items()}
-    judge, scores = judges.build(settings.evaluate.judge), {}
-    with progress.part("judged: the judge is calibrated"):
-        calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places)
-    with progress.part("judged: models are scored", len(models)) as part:
-        for name, path in models.items():
-            scores[name] = scores_of(path, split.test, judge, settings)
-            part.advance()
-            progress.say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
-    rows = rows_of(scores, split.test, settings.judged.threshold)
-    progress.console.print(shown(rows, calibration, settings.judged.threshold, len(split.test)))
-    return {
-        "rows": [asdict(row) for row in rows],
-        "calibration": asdict(calibration),
-        "rewards": {name: one.rewards for name, one in trained.items()},
-        "failed": {name: one.failed for name, one in trained.items()},
-        "left_out": split.left_out,
-        "settings": settings.judged.model_dump(mode="json"),
-        "seconds": time.monotonic() - began,
-    }
+    if unknown := [name for name in names if name not in RECIPES]:
+        raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
+    names, judged, folder = names or RECIPES, settings.judged, configuration.path(out or settings.judged.folder)
+    split, judge, scores = split_of(judged), judges.build(settings.evaluate.judge), {}
+    with Progress(Console()) as progress:
+        say, base = progress.say, configuration.path(settings.model.base)
+        say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
+        models = {"base": base, **{path.name: configuration.path(path) for path in judged.models}}
+        with progress.part("judged: cycles", len(names) * judged.cycles) as part:
+            trained = {name: cycles.run(name, base, split.train, settings, folder, say, part.advance) for name in names}
+        models |= {f"{name} after {judged.cycles} cycles": one.checkpoint for name, one in trained.items()}
+        with progress.part("judged: the judge is calibrated"):
+            calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places)
+        with progress.part("judged: models are scored", len(models)) as part:
+            for name, path in models.items():
+                scores[name] = scores_of(path, split.test, judge, settings)
+                part.advance()
+                say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
+        rows = rows_of(scores, split.test, judged.threshold)
+        progress.console.print(shown(rows, calibration, judged.threshold, len(split.test)))
+        result = {
+            "rows": [asdict(row) for row in rows],
+            "calibration": asdict(calibration),
+            "rewards": {name: one.rewards for name, one in trained.items()},
+            "failed": {name: one.failed for name, one in trained.items()},
+            "left_out": split.left_out,
+            "settings": judged.model_dump(mode="json"),
+            "seconds": progress.seconds,
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).write_text(json.dumps(result, indent=2))
+    print(f"{folder / RESULT}, {result['seconds']:.0f} s")
 
 
 @dataclass(frozen=True)
