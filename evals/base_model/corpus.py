@@ -29,12 +29,8 @@ MAX_PREFIX, MAX_SUFFIX = 560, 170
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer with Qwen's fill-in-the-middle tokens as ids 0 to 6."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -98,9 +94,8 @@ def _span(text: str, at: int, rng: random.Random) -> tuple[int, int]:
         return at, line_end
     if kind < 0.8:
         return at, min(line_end, at + rng.randrange(1, 40))
-    lines = rng.randrange(1, 4)
     end = line_end
-    for _ in range(lines):
+    for _ in range(rng.randrange(1, 4)):
         end = _line_end(text, min(end + 1, len(text)))
     return (begin + indent if rng.random() < 0.6 else at), end
 

@@ -15,7 +15,6 @@ value in the environment, `{PREFIX}SECTION__NAME`, with sections joined by two u
 that you choose, and `[]` an entry of a list. Where `local.toml` or `production.toml` differs from the default, its value follows.
 
 """
-SHIPPED = {"local": LOCAL, "production": PRODUCTION}
 LONG = 60
 """Characters of a default beyond which only its kind is named."""
 
@@ -23,7 +22,7 @@ LONG = 60
 def page() -> str:
     """Return the page in Markdown."""
     document = Settings.model_json_schema()
-    shipped = {name: tomllib.loads(file.read_text()) for name, file in SHIPPED.items()}
+    shipped = {name: tomllib.loads(file.read_text()) for name, file in (("local", LOCAL), ("production", PRODUCTION))}
     return INTRO + "".join(_sections("", "", document, document, shipped))
 
 
