@@ -187,10 +187,19 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
     for number, label in given.labels.items():
         pause, sample = given.pauses[number], completions.get(str(number))
         generated = given.tokenizer.decode(sample.token_ids) if sample else ""
-        asked = {"project": PROJECT, "user": pause.developer.name, "prefix": pause.prefix, "suffix": pause.suffix}
-        accepted = {"accepted": True, "rejected": False}.get(sample.outcome) if sample else None
-        shown_text, settled = pause.answer(generated)[0].shown, {"settled": label.text, "whole": label.whole}
-        places.append(SettledPlace(id=str(number), **asked, credential="", **settled, shown=shown_text, accepted=accepted))
+        place = SettledPlace(
+            id=str(number),
+            project=PROJECT,
+            user=pause.developer.name,
+            credential="",
+            prefix=pause.prefix,
+            suffix=pause.suffix,
+            settled=label.text,
+            whole=label.whole,
+            shown=pause.answer(generated)[0].shown,
+            accepted={"accepted": True, "rejected": False}.get(sample.outcome) if sample else None,
+        )
+        places.append(place)
     temperature = settings.serving.sampling.exploring_temperature
     wanted = Groups(places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=temperature)
     found = draw(places, given.version, lambda asked: given.sampled(asked, temperature), wanted, settings.reward, {})
