@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from infra.model.fim import END, SPECIAL_TOKENS, Renderer
-from tasks.evaluation.heldout import read_source, site_packages
+from evals.base_model.sources import STANDARD_LIBRARY, package_of
+from infra.model.fim import SPECIAL_TOKENS, Renderer
+from tasks.evaluation.heldout import read_source
 
 PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """Pre-tokenisation of Qwen2: words with their leading mark, single digits, runs of punctuation, line ends with blank lines."""
@@ -28,12 +29,8 @@ MAX_PREFIX, MAX_SUFFIX = 560, 170
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer with Qwen's fill-in-the-middle tokens as ids 0 to 6."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -52,8 +49,8 @@ def truncate(files: Iterable[Path], seed: int) -> list[Path]:
     used: dict[str, int] = {}
     taken = []
     for file in files:
-        package = file.relative_to(site_packages()).parts[0] if site_packages() in file.parents else "(standard library)"
-        limit = PACKAGE_CAP * (4 if package.startswith("(") else 1)
+        package = package_of(file)
+        limit = PACKAGE_CAP * (4 if package == STANDARD_LIBRARY else 1)
         if used.get(package, 0) < limit:
             used[package] = used.get(package, 0) + file.stat().st_size
             taken.append(file)
@@ -62,11 +59,11 @@ def truncate(files: Iterable[Path], seed: int) -> list[Path]:
 
 @dataclass(frozen=True)
 class Example:
-    """One cursor: the text before it, the text after it, and the text to write between them."""
+    """One cursor."""
 
-    prefix: str
-    suffix: str
-    middle: str
+    prefix: str  # text before it
+    suffix: str  # text after it
+    middle: str  # text to write between them
 
 
 def examples(text: str, rng: random.Random) -> Iterator[Example]:
@@ -97,9 +94,8 @@ def _span(text: str, at: int, rng: random.Random) -> tuple[int, int]:
         return at, line_end
     if kind < 0.8:
         return at, min(line_end, at + rng.randrange(1, 40))
-    lines = rng.randrange(1, 4)
     end = line_end
-    for _ in range(lines):
+    for _ in range(rng.randrange(1, 4)):
         end = _line_end(text, min(end + 1, len(text)))
     return (begin + indent if rng.random() < 0.6 else at), end
 
@@ -111,14 +107,12 @@ def _line_end(text: str, at: int) -> int:
 
 def rows(files: list[Path], renderer: Renderer, length: int, seed: int) -> Iterator[np.ndarray]:
     """Yield rows of `length` token ids [T], uint16: examples end to end, cut where a row is full; again with other cursors."""
-    end = renderer.encoder.token_to_id(END)
-    assert end is not None
     pending: list[int] = []
     for turn in range(1_000_000):
         rng = random.Random(f"{seed}/{turn}")
         for file in files:
             for example in examples(read_source(file) or "", rng):
-                pending += [*renderer.render(example.prefix, example.suffix), *renderer.encode(example.middle), end]
+                pending += [*renderer.render(example.prefix, example.suffix), *renderer.encode(example.middle), renderer.end]
                 while len(pending) >= length:
                     yield np.asarray(pending[:length], dtype=np.uint16)
                     pending = pending[length:]
@@ -128,7 +122,7 @@ def write_rows(files: list[Path], renderer: Renderer, length: int, count: int, s
     """Write `count` shuffled rows [N, T] to a .npy file, and return it memory-mapped.
 
     Rows of one file next to one another would make batches of a single style: the model would learn the newest file and forget
-        the earlier ones (infra/docs/measurements.md).
+    the earlier ones (infra/docs/measurements.md).
     """
     array = np.lib.format.open_memmap(out, mode="w+", dtype=np.uint16, shape=(count, length))
     for index, row in enumerate(islice(rows(files, renderer, length, seed), count)):

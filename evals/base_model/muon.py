@@ -29,22 +29,18 @@ class MuonWithAdamW:
         """
         if parallel_state.get_tensor_model_parallel_world_size() * parallel_state.get_pipeline_model_parallel_world_size() > 1:
             raise ValueError("Muon needs whole matrices; use data parallelism only, or Adam")
-        self._max_norm = settings.max_grad_norm
+        self._max_norm, rate, decay = settings.max_grad_norm, settings.learning_rate, settings.weight_decay
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices: list[torch.Tensor] = []
-        rest: list[torch.Tensor] = []
-        vectors: list[torch.Tensor] = []
+        matrices, rest, vectors = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
         for name, parameter in model.named_parameters():
             parameter.main_param = torch.nn.Parameter(parameter.detach().float().clone())
             kind = vectors if parameter.ndim < 2 else rest if "embedding" in name or "output_layer" in name else matrices
             kind.append(parameter.main_param)
         self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-            ),
+            torch.optim.Muon(matrices, rate, decay, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(
-                [{"params": rest, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-                lr=settings.learning_rate,
+                [{"params": rest, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
+                rate,
                 betas=(settings.beta1, settings.beta2),
             ),
         ]

@@ -21,21 +21,17 @@ from megatron.core import parallel_state
 
 from tasks.trainer.model.packed import Packed
 
+WARMUP, DECAY_FROM = 0.02, 0.7
+"""Share of the run for the warm-up, and share at which the decay begins."""
+
 
 @dataclass(frozen=True)
 class Schedule:
     """Warm-up, stable, decay (Hu et al. 2024, "MiniCPM", section 4), by tokens or by time, whichever is further."""
 
-    learning_rate: float
-    """Learning rate of the stable part."""
-    tokens: int
-    """Tokens to train on."""
-    minutes: float = float("inf")
-    """Longest run, in minutes."""
-    warmup: float = 0.02
-    """Share of the run for the warm-up."""
-    decay_from: float = 0.7
-    """Share of the run at which the decay begins."""
+    learning_rate: float  # of the stable part
+    tokens: int  # to train on
+    minutes: float = float("inf")  # longest run
 
     def progress(self, tokens: int, seconds: float) -> float:
         """Return the share of the run that is done."""
@@ -43,19 +39,17 @@ class Schedule:
 
     def rate(self, progress: float) -> float:
         """Return the learning rate at this progress."""
-        if progress < self.warmup:
-            return self.learning_rate * (progress + 1e-3) / self.warmup
-        return self.learning_rate * min(1.0, max(0.0, (1 - progress) / (1 - self.decay_from)))
+        if progress < WARMUP:
+            return self.learning_rate * (progress + 1e-3) / WARMUP
+        return self.learning_rate * min(1.0, max(0.0, (1 - progress) / (1 - DECAY_FROM)))
 
 
 @dataclass(frozen=True)
 class BatchSize:
     """Rows of a step, and how they are split."""
 
-    rows: int
-    """Rows of one optimizer step, over all ranks."""
-    micro_batch: int
-    """Rows of a micro-batch."""
+    rows: int  # of one optimizer step, over all ranks
+    micro_batch: int  # rows of a micro-batch
 
 
 def weights_of(rows: torch.Tensor, middle: int, end: int, weight: float) -> torch.Tensor:
@@ -103,12 +97,8 @@ def train(
 
 
 def _check(size: BatchSize, ranks: int) -> None:
-    splits = {
-        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
-    }
-    for kind, processes in splits.items():
-        if processes > 1:
+    for kind in ("tensor", "pipeline"):
+        if (processes := getattr(parallel_state, f"get_{kind}_model_parallel_world_size")()) > 1:
             raise ValueError(
                 f"{kind} parallelism = {processes}: pretraining has no loss for it, expected 1; use more data parallelism"
             )

@@ -18,22 +18,19 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
+from evals.base_model import update
 from evals.base_model.corpus import truncate
-from evals.base_model.files import standard_library, training_files
+from evals.base_model.sources import standard_library, training_files
 from evals.developers import Pause, Schedule
 from evals.progress import Progress
-from infra.model.fim import END, Renderer
+from infra.model.fim import Renderer
 from infra.records import Sample
 from infra.settings import Settings
-from infra.settings.training import Recipe
-from infra.storage.store import to_parquet
 from tasks.evaluation.heldout import site_packages
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Code, Source, read_sources
-from tasks.trainer.job import CHECKPOINT_NAME
-from tasks.trainer.run import command, follow, write_job
+from tasks.labels.samples import SettledTokens
 
 GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
@@ -41,16 +38,8 @@ EVERY = 5
 """Of the pauses of simulated developers every fifth is a place, since those of one session lie near one another."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.8)
 USERS = 240
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The base model's training sources, in two parts."""
-
-    tuned: Code
-    """Files with the places that it is tuned to."""
-    kept_back: Code
-    """One file in five, for the choice of the temperature."""
+TRAINING = {"final_rate": 0.1, "epochs": 1, "minibatch": 64, "frozen_layers": 2}
+"""Options of the update: small steps, a decay to a tenth."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +47,27 @@ class Score:
     """What simulated developers do with a model's completions at one temperature, per request."""
 
     temperature: float
-    accepted: float
-    """Expected accepts."""
-    characters: float
-    """Expected accepted characters."""
+    accepted: float  # expected accepts
+    characters: float  # expected accepted characters
 
 
-def sources(seed: int) -> Sources:
-    """Return the training sources in two parts, by a hash of their names."""
+@dataclass(frozen=True)
+class Options:
+    """Frozen options of the tuning."""
+
+    model: Path  # checkpoint to tune, in place
+    places: int  # positions to train on; 0: only choose the temperature
+    learning_rate: float  # at the start
+    exponent: float  # train.settled_exponent; 0: the cross-entropy
+    compared: int  # positions that each temperature is tried at
+    seed: int  # of positions and draws
+
+
+def sources(seed: int) -> tuple[Code, Code]:
+    """Return the training sources that the base is tuned to, and one file in five for the choice of the temperature."""
     files = read_sources(truncate(training_files(), seed), [standard_library(), site_packages()])
-    kept = [file for file in files if _is_kept_back(file)]
-    return Sources(Code([file for file in files if not _is_kept_back(file)]), Code(kept))
+    tuned = [file for file in files if not _is_kept_back(file)]
+    return Code(tuned), Code([file for file in files if _is_kept_back(file)])
 
 
 def _is_kept_back(source: Source) -> bool:
@@ -77,29 +76,15 @@ def _is_kept_back(source: Source) -> bool:
 
 def places(looks: Sequence[Pause], renderer: Renderer, max_tokens: int) -> list[Sample]:
     """Return pauses as samples: the prompt as an editor sends it, and what is about to be written as the settled text."""
+    tokens = SettledTokens(renderer, max_tokens)
     return [
-        Sample(
-            completion_id=f"place-{number}",
-            user="",
-            policy_version="0",
-            prompt_token_ids=tuple(renderer.render(look.prefix, look.suffix)),
-            token_ids=(),
-            logprobs=(),
-            temperature=1.0,
-            outcome="unjudged",
-            shown_characters=0,
-            accepted_characters=0,
-            settled_token_ids=target_tokens(renderer, look.position.truth, max_tokens),
+        update.sample(
+            f"place-{number}",
+            renderer.render(look.prefix, look.suffix),
+            settled_token_ids=tuple(tokens.ids(look.position.truth, True)),
         )
         for number, look in enumerate(looks)
     ]
-
-
-def target_tokens(renderer: Renderer, text: str, max_tokens: int) -> tuple[int, ...]:
-    """Return the tokens that a completion of this text has: with the end token, where it fits."""
-    end = renderer.encoder.token_to_id(END)
-    assert end is not None
-    return (*renderer.encode(text), end)[:max_tokens]
 
 
 def pauses(code: Code, count: int, seed: int) -> list[Pause]:
@@ -112,11 +97,8 @@ def score(generator: Generator, looks: Sequence[Pause], temperature: float, max_
     """Return what developers do with the model's completions at these pauses."""
     texts = generator.complete([(look.prefix, look.suffix) for look in looks], max_tokens, temperature, seed)
     outcomes = [look.answer(text)[0] for look, text in zip(looks, texts, strict=True)]
-    return Score(
-        temperature,
-        float(np.mean([outcome.accepted for outcome in outcomes])),
-        float(np.mean([outcome.accepted_characters for outcome in outcomes])),
-    )
+    accepted, characters = [one.accepted for one in outcomes], [one.accepted_characters for one in outcomes]
+    return Score(temperature, float(np.mean(accepted)), float(np.mean(characters)))
 
 
 def best(scores: Sequence[Score]) -> Score:
@@ -124,71 +106,37 @@ def best(scores: Sequence[Score]) -> Score:
     return max(scores, key=lambda score: (score.accepted, score.temperature))
 
 
-@dataclass(frozen=True)
-class Options:
-    """Frozen options of the tuning."""
+def tune(settings: Settings, options: Options, code: Code, progress: Progress) -> None:
+    """Train the checkpoint on places of these files, and replace its weights."""
+    renderer = update.renderer_of(options.model, settings.model)
+    looks = pauses(code, options.places, options.seed)
+    samples = places(looks, renderer, settings.serving.sampling.max_tokens)
+    changes = {"learning_rate": options.learning_rate, "settled_exponent": options.exponent, "seed": options.seed}
+    training = settings.train.model_copy(update=TRAINING | changes)
+    with (
+        TemporaryDirectory(prefix="tabloop-tune-") as folder,
+        progress.part("tune: steps", -(-len(samples) // training.minibatch)) as part,
+    ):
 
-    model: Path
-    """Checkpoint to tune, in place."""
-    places: int
-    """Positions to train on; 0: only choose the temperature."""
-    learning_rate: float
-    """Learning rate at the start."""
-    exponent: float
-    """train.settled_exponent; 0: the cross-entropy."""
-    compared: int
-    """Positions that each temperature is tried at."""
-    seed: int
-    """Of positions and draws."""
+        def take(line: str) -> None:
+            progress.say(line)
+            if line.startswith("step "):
+                part.advance()
 
-
-def update_settings(settings: Settings, learning_rate: float, exponent: float, seed: int) -> Recipe:
-    """Return the options of the tuning: the written text alone, small steps, a decay to a tenth."""
-    return settings.train.model_copy(
-        update={
-            "learning_rate": learning_rate,
-            "final_rate": 0.1,
-            "epochs": 1,
-            "minibatch": 64,
-            "settled_exponent": exponent,
-            "frozen_layers": 2,
-            "seed": seed,
-        }
-    )
-
-
-def tune(settings: Settings, options: Options, parts: Sources, progress: Progress) -> None:
-    """Train the checkpoint on places of the tuned files, and replace its weights."""
-    model, max_tokens = settings.model, settings.serving.sampling.max_tokens
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    samples = places(pauses(parts.tuned, options.places, options.seed), renderer, max_tokens)
-    with TemporaryDirectory(prefix="tabloop-tune-") as folder:
-        work = Path(folder)
-        (work / "samples.parquet").write_bytes(to_parquet(samples))
-        options_of_update = update_settings(settings, options.learning_rate, options.exponent, options.seed)
-        job = write_job(work, options.model.resolve(), work / "samples.parquet", "0", options_of_update)
-        with progress.part("tune: steps", -(-len(samples) // options_of_update.minibatch)) as part:
-
-            def take(line: str) -> None:
-                progress.say(line)
-                if line.startswith("step "):
-                    part.advance()
-
-            follow(command(job, settings.train.processes), work / "trainer.log", settings.train.environment, take)
-        weights = {name: tensor.bfloat16() for name, tensor in load_file(work / CHECKPOINT_NAME / WEIGHTS).items()}
+        job = update.job_of(Path(folder), options.model.resolve(), samples, "0", training)
+        checkpoint = update.train(job, training, take)
+        weights = {name: tensor.bfloat16() for name, tensor in load_file(checkpoint / WEIGHTS).items()}
         save_file(weights, options.model / WEIGHTS, metadata={"format": "pt"})  # as pretraining leaves it
 
 
 def run(settings: Settings, options: Options) -> None:
     """Tune the model and write its best temperature."""
-    parts = sources(options.seed)
+    tuned, kept_back = sources(options.seed)
     with Progress(Console()) as progress:
         if options.places:
-            tune(settings, options, parts, progress)
-        looks = pauses(parts.kept_back, options.compared, options.seed)
-        generator = Generator(options.model, settings.model)
-        scores = []
+            tune(settings, options, tuned, progress)
+        looks = pauses(kept_back, options.compared, options.seed)
+        generator, scores = Generator(options.model, settings.model), []
         with progress.part("tune: temperatures", len(TEMPERATURES)) as part:
             for temperature in TEMPERATURES:
                 scores.append(score(generator, looks, temperature, settings.serving.sampling.max_tokens, options.seed))

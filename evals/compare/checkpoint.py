@@ -29,8 +29,7 @@ def evaluate(
     *,
     seed: int = 0,
 ) -> Scores:
-    """Complete every position with the checkpoint, in this process, and score the completions. `seed` fixes the draws for any
-    checkpoint."""
+    """Complete every position with a checkpoint, in this process, and score it; `seed` fixes the draws for any checkpoint."""
     places, conditions = set_of(held_out), Conditions(sampling, model, seed)
     made = completions_of(InProcess(model), checkpoint, places, conditions)
     return summarise(score_rows(places, made.rows, judge), judge.name, sampling.temperature, made.seconds)
@@ -40,15 +39,15 @@ def scores_table(scores: Scores, title: str) -> Table:
     """Return the scores as a table for the terminal."""
     table = Table("metric", "mean", "standard error", title=title)
     rows = (
-        ("exact match", scores.exact, 100, "%"),
-        ("edit similarity", scores.edit_similarity, 100, "%"),
-        ("right characters from the start", scores.matching_characters, 1, ""),
-        (f"judge `{scores.judge}`, 0 to 10", scores.judged, 1, ""),
-        ("empty completions", scores.empty, 100, "%"),
-        ("characters", scores.length, 1, ""),
+        ("exact match", scores.exact, ".2%"),
+        ("edit similarity", scores.edit_similarity, ".2%"),
+        ("right characters from the start", scores.matching_characters, ".2f"),
+        (f"judge `{scores.judge}`, 0 to 10", scores.judged, ".2f"),
+        ("empty completions", scores.empty, ".2%"),
+        ("characters", scores.length, ".2f"),
     )
-    for name, value, scale, unit in rows:
-        table.add_row(name, f"{scale * value.value:.2f}{unit}", f"{scale * value.error:.2f}{unit}")
+    for name, mean, form in rows:
+        table.add_row(name, f"{mean.value:{form}}", f"{mean.error:{form}}")
     table.caption = (
         f"{len(scores.by_position)} positions, temperature {scores.temperature:g}, judge failures "
         f"{scores.judge_failures:.1%}, {scores.seconds:.1f} s"
@@ -66,16 +65,7 @@ def report(
     order: Literal["psm", "spm"] | None = None,
     examples: int = 0,
 ) -> None:
-    """Score a checkpoint and print the table. A missing number has its value of the settings.
-
-    Args:
-        checkpoint: directory in Hugging Face layout.
-        samples: number of positions.
-        temperature: sampling temperature; 0 is greedy.
-        seed: seed of the positions and of the draws.
-        order: FIM order of the checkpoint.
-        examples: number of positions to print.
-    """
+    """Score a checkpoint and print the table, and so many examples. A missing number has its value of the settings."""
     seed = settings.evaluate.seed if seed is None else seed
     held_out = held_out_positions(samples or settings.evaluate.samples, seed)
     model = settings.model.model_copy(update={"fim_order": order or settings.model.fim_order})

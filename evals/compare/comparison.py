@@ -25,8 +25,7 @@ class Cell:
     """A model's mean of a measure."""
 
     mean: Difference
-    difference: Difference | None
-    """From the baseline, at the same places, in the measure's unit; none for the baseline."""
+    difference: Difference | None  # from the baseline, at the same places, in the measure's unit; none for the baseline
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,9 @@ class Example:
     file: str
     prefix: str
     truth: str
-    baseline: str
-    """The baseline's completion."""
+    baseline: str  # the baseline's completion
     completion: str
-    change: float
-    """Of the edit similarity."""
+    change: float  # of the edit similarity
 
 
 @dataclass(frozen=True)
@@ -58,24 +55,17 @@ class Comparison:
 
     models: tuple[str, ...]
     rows: tuple[ComparedMeasure, ...]
-    verdicts: dict[str, GateResult]
-    """What the gate would say of each model but the baseline, were the baseline the champion."""
-    examples: tuple[Example, ...]
-    """By model, those where it gains most, then those where it loses most."""
+    verdicts: dict[str, GateResult]  # of the gate on each model but the baseline, were the baseline the champion
+    examples: tuple[Example, ...]  # by model, those where it gains most, then those where it loses most
     calibration: Calibration
-    sets: Mapping[str, str]
-    """SHA-256 of each set, by name."""
+    sets: Mapping[str, str]  # SHA-256 of each set, by name
     places: int
     files: int
     temperature: float
 
 
 def compare(scored: ScoredModels, places: Sequence[Position], settings: Gate, examples: int) -> Comparison:
-    """Return the comparison of scored models.
-
-    Args:
-        examples: number of best and of worst places per model.
-    """
+    """Return the comparison of scored models; `examples`: number of best and of worst places per model."""
     names = tuple(scored.scores)
     rows = {name: scores.by_position for name, scores in scored.scores.items()}
     baseline, counts = rows[names[0]], scored.calibration.counts
@@ -94,15 +84,24 @@ def compare(scored: ScoredModels, places: Sequence[Position], settings: Gate, ex
 
 def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> ComparedMeasure | None:
     """Return a measure of every model; None if nothing is known of it."""
-    tail = (1 - LEVEL) / 2
     values = [measure.values(scores) for scores in models]
     if not any(np.isfinite(v).any() for v in values):
         return None
+    return ComparedMeasure(measure, cells_of(measure, values, [score.cluster for score in models[0]]))
+
+
+def cells_of(measure: Measure, values: Sequence[np.ndarray], files: Sequence[str]) -> tuple[Cell, ...]:
+    """Return each model's mean of a measure, and its difference from the first model.
+
+    Args:
+        values: of each model, [N]; NaN where it is unknown.
+        files: of each place, [N].
+    """
+    tail = (1 - LEVEL) / 2
     means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]
     paired = [measure.column(v, values[0]) for v in values[1:]]
-    found = differences([*means, *paired], [score.cluster for score in models[0]], Levels(tail, tail))
-    changes = [None, *found[len(means) :]]
-    return ComparedMeasure(measure, tuple(Cell(mean, change) for mean, change in zip(found[: len(means)], changes, strict=True)))
+    found = differences([*means, *paired], files, Levels(tail, tail))
+    return tuple(map(Cell, found[: len(means)], [None, *found[len(means) :]]))
 
 
 def examples_of(

@@ -18,14 +18,8 @@ Counts = Sequence[float] | np.ndarray
 class Sums:
     """Sums of outcomes by user."""
 
-    requests: np.ndarray
-    """[U]"""
-    values: Mapping[str, np.ndarray]
-    """By metric, [U]."""
-
-    def of(self, metric: str) -> np.ndarray:
-        """Return the sums of a metric [U]."""
-        return self.values[metric]
+    requests: np.ndarray  # [U]
+    values: Mapping[str, np.ndarray]  # by metric, [U]
 
     def per(self, metric: str, unit: str = "requests") -> tuple[np.ndarray, np.ndarray]:
         """Return the sums of a metric, and of the requests or of the metric that it is divided by, [U] each."""
@@ -33,11 +27,11 @@ class Sums:
 
     def share(self, metric: str) -> np.ndarray:
         """Return the users' shares of a metric [U]."""
-        return self.of(metric) / self.of(metric).sum()
+        return self.values[metric] / self.values[metric].sum()
 
     def mean(self, metric: str) -> float:
         """Return a metric per request."""
-        return float(self.of(metric).sum() / self.requests.sum())
+        return float(self.values[metric].sum() / self.requests.sum())
 
 
 def by_user(users: Sequence[str], values: Mapping[str, Counts]) -> Sums:
@@ -50,6 +44,12 @@ def by_user(users: Sequence[str], values: Mapping[str, Counts]) -> Sums:
     _, numbers = np.unique(users, return_inverse=True)
     sums = {metric: np.bincount(numbers, np.asarray(column, float)) for metric, column in values.items()}
     return Sums(np.bincount(numbers).astype(float), sums)
+
+
+def together(sums: Sequence[Sums]) -> Sums:
+    """Return the sums of all users of several runs; a name in two runs is two users."""
+    values = {metric: np.concatenate([one.values[metric] for one in sums]) for metric in sums[0].values}
+    return Sums(np.concatenate([one.requests for one in sums]), values)
 
 
 def gain(before: tuple[Counts, Counts], after: tuple[Counts, Counts]) -> tuple[float, float]:

@@ -25,10 +25,8 @@ class InProcess:
         from tasks.evaluation.models.generation import Generator  # imports torch
 
         generator = Generator(checkpoint, self._model)
-        rows, draws = [prompt.tokens for prompt in prompts], [prompt.draw for prompt in prompts]
-        sampled = generator.sample_prompts(
-            rows, draws, sampling.max_tokens, sampling.temperature, newlines=True, progress=progress
-        )
+        rows, draws, most = [one.tokens for one in prompts], [one.draw for one in prompts], sampling.max_tokens
+        sampled = generator.sample_prompts(rows, draws, most, sampling.temperature, newlines=True, progress=progress)
         return [row.tokens for row in sampled]
 
     def score(self, checkpoint: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:

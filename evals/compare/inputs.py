@@ -23,12 +23,9 @@ def in_registry(name: str) -> bool:
 
 
 def find_models(names: Sequence[str], settings: Settings, store: ObjectStore | None) -> dict[str, Path]:
-    """Return the directory of each named model, in order; versions are downloaded.
+    """Return the directory of each named model, in order; versions are downloaded from the store.
 
     A directory is called by its last part, unless another model is called so too.
-
-    Args:
-        store: needed for versions.
 
     Raises:
         UnknownModel: a name matches no model, or a model is named twice.

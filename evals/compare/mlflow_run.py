@@ -10,7 +10,6 @@ from evals.compare.comparison import Comparison
 from evals.compare.report import page
 from infra.http.authorization import mlflow_variables
 from infra.settings.schema import Registry
-from tasks.evaluation.gate.paired import Difference
 from tasks.evaluation.scoring import ScoredModels
 
 if TYPE_CHECKING:
@@ -58,44 +57,29 @@ def params_of(comparison: Comparison) -> dict[str, Any]:
     return {
         "models": ", ".join(comparison.models),
         "sets": ", ".join(f"{name} {sha256}" for name, sha256 in comparison.sets.items()),
-        "places": comparison.places,
-        "files": comparison.files,
-        "temperature": comparison.temperature,
+        **{name: getattr(comparison, name) for name in ("places", "files", "temperature")},
         "judge": comparison.calibration.judge,
         **{f"verdict.{number}": verdict.verdict for number, verdict in enumerate(comparison.verdicts.values(), 1)},
     }
 
 
 def metrics_of(comparison: Comparison) -> dict[str, float]:
-    """Return means and differences with their bounds, by model and measure."""
+    """Return means and differences with their bounds, by model and measure, in characters that MLflow allows."""
     metrics: dict[str, float] = {}
     for row in comparison.rows:
-        for name, cell in zip(comparison.models, row.cells, strict=True):
-            metrics |= _bounded(f"{metric_name(name)}.{row.measure.name}", cell.mean)
-            if cell.difference:
-                metrics |= _bounded(f"{metric_name(name)}.{row.measure.name}.difference", cell.difference)
+        for model, cell in zip(comparison.models, row.cells, strict=True):
+            name = re.sub(r"[^\w.-]+", "_", model).strip("_") + f".{row.measure.name}"
+            for key, value in ((name, cell.mean), (f"{name}.difference", cell.difference)):
+                if value:
+                    metrics |= {key: value.estimate, f"{key}.low": value.low, f"{key}.high": value.high}
     return metrics
-
-
-def metric_name(model: str) -> str:
-    """Return a model's name in characters that MLflow allows."""
-    return re.sub(r"[^\w.-]+", "_", model).strip("_")
 
 
 def table_of(scored: ScoredModels) -> dict[str, list[Any]]:
     """Return each place with every model's completion and scores, by column."""
-    first = next(iter(scored.scores.values()))
-    table: dict[str, list[Any]] = {
-        "file": [s.file for s in first.by_position],
-        "offset": [s.offset for s in first.by_position],
-        "truth": [s.truth for s in first.by_position],
-    }
-    for name, scores in scored.scores.items():
-        table[f"{name}: completion"] = [s.completion for s in scores.by_position]
-        table[f"{name}: edit_similarity"] = [s.edit_similarity for s in scores.by_position]
-        table[f"{name}: judged"] = [s.judged for s in scores.by_position]
+    first = next(iter(scored.scores.values())).by_position
+    table: dict[str, list[Any]] = {name: [getattr(s, name) for s in first] for name in ("file", "offset", "truth")}
+    for model, scores in scored.scores.items():
+        for name in ("completion", "edit_similarity", "judged"):
+            table[f"{model}: {name}"] = [getattr(s, name) for s in scores.by_position]
     return table
-
-
-def _bounded(name: str, value: Difference) -> dict[str, float]:
-    return {name: value.estimate, f"{name}.low": value.low, f"{name}.high": value.high}

@@ -1,6 +1,7 @@
 """A comparison as text for the terminal and as one self-contained HTML page."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,44 +14,27 @@ from tasks.evaluation.gate.paired import Difference
 
 def show(comparison: Comparison, console: Console) -> None:
     """Print the table, the verdicts and the examples."""
-    table = Table(title=title(comparison), title_justify="left", caption=caption(comparison), caption_justify="left")
-    for heading in headings(comparison):
-        table.add_column(heading)
+    table = Table(*headings(comparison), title=title(comparison), caption=caption(comparison))
+    table.title_justify = table.caption_justify = "left"
     for cells in table_cells(comparison):
         table.add_row(*cells)
     console.print(table)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     for name, verdict in comparison.verdicts.items():
-        console.print(
-            f"{name} as a candidate: {verdict.verdict}; {verdict.reason}", markup=False, highlight=False, soft_wrap=True
-        )
+        say(f"{name} as a candidate: {verdict.verdict}; {verdict.reason}")
         for left_out in verdict.left_out:
-            console.print(f"  not checked: {left_out}", markup=False, highlight=False, soft_wrap=True)
+            say(f"  not checked: {left_out}")
     for e in comparison.examples:
         line = e.prefix.rsplit("\n", 1)[-1]
-        console.print(
-            f"{e.change:+.2f} {e.model} {e.file}\n  {line}|\n  true      {e.truth!r}\n  {comparison.models[0]}: {e.baseline!r}\n"
-            f"  {e.model}: {e.completion!r}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"{e.change:+.2f} {e.model} {e.file}\n  {line}|\n  true      {e.truth!r}")
+        say(f"  {comparison.models[0]}: {e.baseline!r}\n  {e.model}: {e.completion!r}")
 
 
 def page(comparison: Comparison) -> str:
     """Return the HTML page; every text is escaped."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("report.html").render(
-        c=comparison,
-        title=title(comparison),
-        caption=caption(comparison),
-        headings=headings(comparison),
-        rows=list(table_cells(comparison)),
-    )
-
-
-def sets_of(comparison: Comparison) -> str:
-    """Return the names of the sets, each with the beginning of its checksum."""
-    return ", ".join(f"set {name} {sha256[:16]}" for name, sha256 in comparison.sets.items())
+    shown = {"title": title(comparison), "caption": caption(comparison), "headings": headings(comparison)}
+    return environment.get_template("report.html").render(c=comparison, rows=table_cells(comparison), **shown)
 
 
 def title(comparison: Comparison) -> str:
@@ -60,10 +44,10 @@ def title(comparison: Comparison) -> str:
 
 def caption(comparison: Comparison) -> str:
     """Return what the numbers stand on."""
-    judge = comparison.calibration
+    judge, sets = comparison.calibration, (f"set {name} {sha256[:16]}" for name, sha256 in comparison.sets.items())
     return (
         f"Intervals {LEVEL:.0%}, by file; differences from {comparison.models[0]} at the same places. Temperature "
-        f"{comparison.temperature:g}; {sets_of(comparison)}. Judge {judge.judge}: {judge.reason}."
+        f"{comparison.temperature:g}; {', '.join(sets)}. Judge {judge.judge}: {judge.reason}."
     )
 
 
@@ -77,20 +61,16 @@ def table_cells(comparison: Comparison) -> list[list[str]]:
     """Return the cells of each measure's row."""
     rows = []
     for row in comparison.rows:
-        cells = [row.measure.name]
+        unit, cells = " of the baseline's" if row.measure.kind == "relative" else "", [row.measure.name]
         for cell in row.cells:
-            cells.append(interval(cell.mean, sign=False))
-            if cell.difference:
-                unit = " of the baseline's" if row.measure.kind == "relative" else ""
-                cells.append(interval(cell.difference, sign=True) + unit)
+            cells += [interval(cell.mean, ".3g"), *([interval(cell.difference, "+.3g") + unit] if cell.difference else ())]
         rows.append(cells)
     return rows
 
 
-def interval(value: Difference, *, sign: bool) -> str:
+def interval(value: Difference, form: str) -> str:
     """Return a number with its interval."""
     if not math.isfinite(value.estimate):
         return "unknown"
-    form = "+.3g" if sign else ".3g"
     bounds = f"{value.low:{form}}, {value.high:{form}}" if math.isfinite(value.low) else "too few files"
     return f"{value.estimate:{form}} [{bounds}]"

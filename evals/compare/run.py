@@ -19,7 +19,6 @@ from infra.settings import Settings
 from infra.storage.store import ObjectStore
 from tasks.evaluation.heldout.sets import Places, position_of
 from tasks.evaluation.models.completions import set_of
-from tasks.evaluation.positions import Position
 from tasks.evaluation.sandbox.scored import with_tests
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
@@ -28,32 +27,24 @@ from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 class Options:
     """Frozen options of a comparison; None and empty ones leave the settings' values."""
 
-    sets: Sequence[str] = ()
-    """Names of held-out sets; empty: all but the team's own."""
-    languages: Sequence[str] = ()
-    """Languages (extensions) of the positions; empty: all."""
-    samples: int | None = None
-    """Number of positions of each set."""
-    seed: int | None = None
-    """Seed of the positions and of the draws."""
-    temperature: float | None = None
-    """Sampling temperature; 0 is greedy."""
-    examples: int = 3
-    """Best and worst positions to show per model."""
-    html: Path | None = None
-    """File to write the report to."""
-    mlflow: bool = False
-    """Whether the comparison is logged as a run in MLflow."""
+    sets: Sequence[str] = ()  # names of held-out sets; empty: all but the team's own
+    languages: Sequence[str] = ()  # languages (extensions) of the positions; empty: all
+    samples: int | None = None  # number of positions of each set
+    seed: int | None = None  # of the positions and of the draws
+    temperature: float | None = None  # of sampling; 0 is greedy
+    examples: int = 3  # best and worst positions to show per model
+    html: Path | None = None  # file to write the report to
+    mlflow: bool = False  # whether the comparison is logged as a run in MLflow
 
 
 def with_options(settings: Settings, options: Options) -> Settings:
     """Return the settings with the options' values."""
-    sampling, evaluate = settings.serving.sampling, settings.evaluate
+    serving, evaluate = settings.serving, settings.evaluate
     if options.temperature is not None:
-        sampling = sampling.model_copy(update={"temperature": options.temperature})
+        sampling = serving.sampling.model_copy(update={"temperature": options.temperature})
+        serving = serving.model_copy(update={"sampling": sampling})
     if options.seed is not None:
         evaluate = evaluate.model_copy(update={"seed": options.seed})
-    serving = settings.serving.model_copy(update={"sampling": sampling})
     return settings.model_copy(update={"serving": serving, "evaluate": evaluate})
 
 
@@ -64,16 +55,11 @@ def score_with_progress(
     total = len(models) * sum(len(one.places) for one in found)
     with Progress(Console(stderr=True)) as progress, progress.part("compare: places", total) as part:
         contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in models.items()}
-        sets, local = [set_of(positions(one), one.name) for one in found], InProcess(settings.model)
+        sets, local = [set_of([*map(position_of, one.places)], one.name) for one in found], InProcess(settings.model)
         scored = score_models(contestants, sets, settings, local, store, part.advance)
         programs = {(one.name, place.id): place for one in found for place in one.places if place.program}
         part.rename("compare: tests of the completions; places")
         return with_tests(scored, programs, settings.evaluate.test_workers)
-
-
-def positions(found: Places) -> tuple[Position, ...]:
-    """Return the places of a set as positions to complete."""
-    return tuple(map(position_of, found.places))
 
 
 def run(settings: Settings, names: Sequence[str], options: Options) -> None:
@@ -89,13 +75,13 @@ def run(settings: Settings, names: Sequence[str], options: Options) -> None:
     models = find_models(names, settings, store)
     sets = named_sets(settings.evaluate, options.sets, options.languages, options.samples)
     scored = score_with_progress(models, sets, settings, store)
-    places = [position for one in sets for position in positions(one)]
+    places = [position_of(place) for one in sets for place in one.places]
     comparison = compare(scored, places, settings.evaluate.gate, options.examples)
     report.show(comparison, Console())
     for reason in scored.untested:
-        Console().print(reason, markup=False, highlight=False, soft_wrap=True)
+        print(reason)
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(report.page(comparison))
     if options.mlflow:
-        Console().print(f"MLflow: run {mlflow_run.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}")
+        print(f"MLflow: run {mlflow_run.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}")

@@ -23,11 +23,8 @@ async def describe(settings: Settings) -> dict[str, Any]:
         settings = settings.model_copy(update={"serving": settings.serving.model_copy(update=changes)})
         async with client.session() as http:
             parts = wire(settings, http, Metrics(CLIENT_NAMES), Drain(settings.serving.drain))
-        return {
-            "completions": parts.completions.openapi(),
-            "feedback": parts.feedback.openapi(),
-            "metrics": described(parts.metrics),
-        }
+        ports = {"completions": parts.completions.openapi(), "feedback": parts.feedback.openapi()}
+        return ports | {"metrics": described(parts.metrics)}
 
 
 def described(metrics: Metrics) -> list[dict[str, Any]]:

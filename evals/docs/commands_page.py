@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from evals.docs.markdown import anchor, code, prose, table
+from evals.docs.schema import code, named, prose, table
 
 TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
 DECLARED = re.compile(r"(?:(\w+)\.)?(command|callback)\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")
@@ -25,7 +25,7 @@ def page(root: Path) -> str:
     """Return the page in Markdown."""
     makefile = (root / "Makefile").read_text()
     commands = [(code(name), prose(about)) for name, about in sorted(_commands(root))]
-    targets = [(anchor(f"make-{name}") + code(f"make {name}"), prose(text)) for name, text in TARGET.findall(makefile)]
+    targets = [(named(f"make-{name}", f"make {name}"), prose(text)) for name, text in TARGET.findall(makefile)]
     deployments = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
     rows = [(code(f"{each['name']}/{each['name']}"), _schedule(each), prose(each["description"])) for each in deployments]
     return (

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from evals.docs.markdown import anchor, code, prose, table
-from evals.docs.schema import Schema, forms, rows, words
+from evals.docs.schema import Schema, code, forms, named, prose, rows, table, words
 
 HTTP_INTRO = """# HTTP API
 
@@ -23,15 +22,7 @@ PORTS = {"completions": "Completions port", "feedback": "Feedback port"}
 
 def metrics_page(metrics: Iterable[Schema]) -> str:
     """Return the page of the metrics in Markdown."""
-    cells = [
-        (
-            anchor(metric["name"]) + code(metric["name"]),
-            metric["kind"],
-            ", ".join(map(code, metric["labels"])),
-            prose(metric["help"]),
-        )
-        for metric in metrics
-    ]
+    cells = [(named(one["name"]), one["kind"], ", ".join(map(code, one["labels"])), prose(one["help"])) for one in metrics]
     return METRICS_INTRO + table(("metric", "type", "labels", "what it counts"), cells)
 
 
@@ -53,10 +44,7 @@ def _route(path: str, method: str, operation: Schema, document: Schema) -> Itera
     yield f"### {method.upper()} {path}\n\n"
     yield "Needs a token.\n\n" if operation.get("security") else "Needs no token.\n\n"
     if parameters := operation.get("parameters"):
-        cells = [
-            (code(each["name"]), each["in"], words(each["schema"], document, {}), each.get("description", ""))
-            for each in parameters
-        ]
+        cells = [(code(p["name"]), p["in"], words(p["schema"], document), p.get("description", "")) for p in parameters]
         yield table(("parameter", "in", "type", "meaning"), cells) + "\n"
     if body := operation.get("requestBody"):
         for media, content in body["content"].items():
@@ -75,4 +63,4 @@ def _fields(title: str, schema: Schema, document: Schema) -> Iterator[str]:
         if cells := list(rows(form, document)):
             yield f"{title}{which}:\n\n" + table(("field", "type", "required", "meaning"), cells) + "\n"
         else:
-            yield f"{title}{which}: {words(form, document, {})}.\n\n"
+            yield f"{title}{which}: {words(form, document)}.\n\n"

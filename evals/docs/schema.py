@@ -1,15 +1,40 @@
-"""Types, limits and fields in words, from the JSON schemas of settings, records and HTTP bodies."""
+"""The parts of generated pages: tables and escapes, and types, limits and fields in words, from JSON schemas."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-from evals.docs.markdown import code
 
 Schema = Mapping[str, Any]
 TOML = {"string": "text", "integer": "whole number", "object": "table", "boolean": "true or false", "null": ""}
 """Words of a settings file."""
-BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-SIZES = {"minLength": "at least", "maxLength": "at most", "minItems": "at least", "maxItems": "at most"}
+LIMITS = {
+    **{"minimum": "at least {:g}", "exclusiveMinimum": "above {:g}", "maximum": "at most {:g}", "exclusiveMaximum": "below {:g}"},
+    **{"minLength": "at least {} characters", "maxLength": "at most {} characters"},
+    **{"minItems": "at least {} entries", "maxItems": "at most {} entries"},
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; cells are Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def code(text: str) -> str:
+    """Return inline code; nothing for an empty text."""
+    return f"`{text}`" if text else ""
+
+
+def named(name: str, text: str = "") -> str:
+    """Return a name, or another text, as code to which links of the form PAGE#NAME lead."""
+    return f'<a id="{name}"></a>{code(text or name)}'
+
+
+def prose(text: str) -> str:
+    """Return a docstring as one line of Markdown, in which `<` and names with underscores or stars stay as they are."""
+    words = " ".join(text.split()).replace("<", "&lt;")
+    return "".join(part if part.startswith("`") else re.sub(r"([*_])", r"\\\1", part) for part in re.split(r"(`[^`]*`)", words))
 
 
 def resolved(schema: Schema, document: Schema) -> Schema:
@@ -39,13 +64,13 @@ def rows(schema: Schema, document: Schema, prefix: str = "") -> Iterator[tuple[s
     for name, given in schema.get("properties", {}).items():
         field = resolved(given, document)
         needed = "yes" if name in schema.get("required", ()) else ""
-        yield code(prefix + name), words(given, document, {}), needed, field.get("description", "")
+        yield code(prefix + name), words(given, document), needed, field.get("description", "")
         for form in forms(field, document):
             within = "[]." if form.get("type") == "array" else "."
             yield from rows(resolved(form.get("items", form), document), document, prefix + name + within)
 
 
-def words(schema: Schema, document: Schema, names: Mapping[str, str]) -> str:
+def words(schema: Schema, document: Schema, names: Mapping[str, str] = {}) -> str:
     """Return a type with its limits; `names` holds the words of basic types, and links for definitions."""
     if "$ref" in schema and _name(schema) in names:
         return names[_name(schema)]
@@ -61,14 +86,8 @@ def words(schema: Schema, document: Schema, names: Mapping[str, str]) -> str:
         text = "list of " + " and ".join(dict.fromkeys(words(each, document, names) for each in items if each))
     elif kind == "object" and (within := values(schema)):
         text = f"{text} of {words(within, document, names)}"
-    return ", ".join([text, *_limits(schema)])
-
-
-def _limits(schema: Schema) -> Iterator[str]:
-    yield from (f"{word} {schema[key]:g}" for key, word in BOUNDS.items() if key in schema)
-    for key, word in SIZES.items():
-        if schema.get(key):
-            yield f"{word} {schema[key]} {'characters' if key.endswith('Length') else 'entries'}"
+    limits = [form.format(schema[key]) for key, form in LIMITS.items() if key in schema and (schema[key] or ":g" in form)]
+    return ", ".join([text, *limits])
 
 
 def _name(schema: Schema) -> str:

@@ -5,8 +5,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evals.docs.markdown import anchor, code, prose, table
-from evals.docs.schema import TOML, Schema, forms, resolved, values, words
+from evals.docs.schema import TOML, Schema, code, forms, named, prose, resolved, table, values, words
 from infra.settings import LOCAL, PREFIX, PRODUCTION, Settings
 
 INTRO = f"""# Settings
@@ -16,7 +15,6 @@ value in the environment, `{PREFIX}SECTION__NAME`, with sections joined by two u
 that you choose, and `[]` an entry of a list. Where `local.toml` or `production.toml` differs from the default, its value follows.
 
 """
-SHIPPED = {"local": LOCAL, "production": PRODUCTION}
 LONG = 60
 """Characters of a default beyond which only its kind is named."""
 
@@ -24,7 +22,7 @@ LONG = 60
 def page() -> str:
     """Return the page in Markdown."""
     document = Settings.model_json_schema()
-    shipped = {name: tomllib.loads(file.read_text()) for name, file in SHIPPED.items()}
+    shipped = {name: tomllib.loads(file.read_text()) for name, file in (("local", LOCAL), ("production", PRODUCTION))}
     return INTRO + "".join(_sections("", "", document, document, shipped))
 
 
@@ -34,7 +32,7 @@ def _sections(path: str, about: str, section: Schema, document: Schema, shipped:
     alone = {name: given for name, given in fields.items() if not _is_group(given, document)}
     if alone:
         cells = [
-            (anchor(name) + code(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
+            (named(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
             for name, given in alone.items()
         ]
         head = prose(f"{about} {section.get('description', '')}")

@@ -27,8 +27,7 @@ def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
         "operate/settings.md": settings_page.page(),
         "operate/metrics.md": http_page.metrics_page(app["metrics"]),
         "reference/http.md": http_page.http_page(app),
-        "reference/events.md": records_page.events_page(),
-        "reference/records.md": records_page.others_page(),
+        **{f"reference/{name}": text for name, text in records_page.pages().items()},
         "reference/commands.md": commands_page.page(root),
     }
 

@@ -341,7 +341,7 @@ async def test_each_version_is_measured_with_the_same_developers_at_the_same_pos
     assert sums.requests.sum() == 200
     assert all(o.kept <= len(o.shown) for pair in paired.pairs for o in pair.outcomes)
     assert sum(o.kept_characters for pair in paired.pairs for o in pair.outcomes) > 0
-    base_accepted, second_accepted = (float(sums.of(pin).sum()) for pin in ("0", "1"))
+    base_accepted, second_accepted = (float(sums.values[pin].sum()) for pin in ("0", "1"))
     assert second_accepted > base_accepted
     # An outcome holds the probability of an accept, slips included: sums are near the drawn ones, and no decision is certain.
     assert abs(base_accepted - paired.tallies[0].total.accepted) < 8

@@ -1,19 +1,15 @@
 """The offline gate: its error rates by simulation, and what it says of really trained models (no stack).
 
-rates.py     equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
-models.py    a better model, and one for each way to get worse
-flipped.py   a model that the project's trainer made of the opposite reward
-languages.py a model that lost one of two languages
+rates.py    equal candidates, and candidates that are worse by one margin (plants.py), through the gate's own code
+trained.py  a better model, one for each way to get worse, one of the opposite reward, one that lost one of two languages
 """
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
-from evals.compare.in_process import InProcess
-from evals.studies.gate import flipped, languages, rates
-from evals.studies.gate.models import BATCH, RECIPES, Recipe, train
+from evals.studies.gate import rates, trained
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import HeldOut
@@ -21,17 +17,13 @@ from tasks.evaluation import positions
 from tasks.evaluation.gate.verdict import GateResult, gate_candidate
 from tasks.evaluation.heldout import held_out_files, sets, site_packages
 from tasks.evaluation.heldout.build import build
-from tasks.evaluation.models.completions import set_of
-from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import PositionScore
-from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 POOL_PLACES = Size(full=900, quick=300)
 """Places at which the two models of the simulation are scored."""
 DRAWS = Size(full=1000, quick=40)
-QUICK_RECIPES = frozenset({"sign_flipped"})
-"""Trained models of a quick run, beside the better one."""
 CHAMPION = "champion"
+LOST, KEPT = "language: go", "language: ts"
 
 
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
@@ -42,90 +34,63 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
 
 def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Train and score every model, judge each against the base, and simulate with the scores of the better one."""
-    base, model, places = configuration.path(settings.model.base), settings.model, settings.evaluate.samples
-    recipes = [one for one in RECIPES if not bench.quick or not one.guardrails or one.name in QUICK_RECIPES]
-    pool = pool_places(settings, POOL_PLACES.of(bench.quick))  # begins with the places of an evaluation
-    taught = training_places(max(recipe.steps for recipe in recipes) * BATCH)
-    better = next(recipe for recipe in recipes if not recipe.guardrails)
-    with tempfile.TemporaryDirectory() as folder:
-        folders = {}
+    base, places, gate = configuration.path(settings.model.base), settings.evaluate.samples, settings.evaluate.gate
+    recipes = [one for one in trained.RECIPES if not bench.quick or not one.guardrails]
+    wanted = HeldOut(name="packages", kind="packages", places=POOL_PLACES.of(bench.quick))
+    pool = [sets.position_of(place) for place in build(wanted, settings.evaluate).places]  # begins with those of an evaluation
+    typed = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))  # no model is scored there
+    taught = list(positions.sample_positions(typed, max(recipe.steps for recipe in recipes) * trained.BATCH, seed=3))
+    better = next(recipe.name for recipe in recipes if not recipe.guardrails)
+    with tempfile.TemporaryDirectory() as made:
+        folders, folder = {}, Path(made)
         with bench.part("models are trained, steps", sum(recipe.steps for recipe in recipes), share=0.2) as part:
             for recipe in recipes:
-                path = Path(folder) / recipe.name
-                folders[recipe.name] = train(base, path, recipe, taught, model, settings.serving.sampling.max_tokens)
+                folders[recipe.name] = trained.train(base, folder / recipe.name, recipe, taught, settings)
                 part.advance(recipe.steps)
         if not bench.quick:
             with bench.part("models of the reward and of its opposite", share=0.1):
-                folders |= flipped.train(
-                    Path(folder), positions.sample_positions(developer_sources(), flipped.PLACES, seed=0), settings
-                )
+                grouped = positions.sample_positions(typed, trained.FLIPPED_PLACES, seed=0)
+                folders |= trained.train_by_reward(base, folder, grouped, settings)
         with bench.part("models are scored", share=0.3):
-            scored = scores_of({CHAMPION: base, better.name: folders.pop(better.name)}, pool, settings)
-            rows = {name: list(scores.by_position) for name, scores in scored.scores.items()}
-            others = scores_of({CHAMPION: base, **folders}, pool[:places], settings)
-    candidates = {name: scores.by_position for name, scores in others.scores.items()} | {better.name: rows[better.name][:places]}
-    champion = others.scores[CHAMPION].by_position
-    yield verdict_figure(CHAMPION, frozenset(), gate_candidate(champion, champion, settings.evaluate.gate))
-    for recipe in recipes:
-        yield recipe_figure(recipe, list(candidates[recipe.name]), list(champion), settings)
-    if not bench.quick:
-        yield from flipped_figures(candidates, champion, settings)
-        with bench.part("a model of two languages", share=0.1):
-            found = languages.run(settings, rows_of)
-        yield from found
-    draws = DRAWS.of(bench.quick)
+            first = trained.scores_of({CHAMPION: base, better: folders.pop(better)}, pool, settings).scores
+            scored = trained.scores_of({CHAMPION: base, **folders}, pool[:places], settings).scores
+        scores = {name: one.by_position for name, one in scored.items()} | {better: first[better].by_position[:places]}
+        results = {name: gate_candidate(one, scores[CHAMPION], gate) for name, one in scores.items()}
+        guardrails = {CHAMPION: frozenset[str](), **{recipe.name: recipe.guardrails for recipe in recipes}}
+        yield from (verdict_figure(name, one, results[name]) for name, one in guardrails.items())
+        if not bench.quick:
+            yield verdict_figure(trained.FLIPPED, trained.SIGN, results[trained.FLIPPED])
+            control = results[trained.CONTROL].verdict
+            yield figure(f"gate.trained.{trained.CONTROL}", float(control != "failed"), control, least=1.0)
+            with bench.part("a model of two languages", share=0.1):
+                of_languages = trained.score_languages(folder / "languages", settings)
+            yield from language_figures(of_languages["candidate"], of_languages["champion"], settings)
+    draws, pair = DRAWS.of(bench.quick), (first[CHAMPION].by_position, first[better].by_position)
     with bench.part("simulated evaluations", 2 * draws, share=0.3) as part:
-        simulated = rates.run((rows[CHAMPION], rows[better.name]), places, settings.evaluate.gate, draws, part.advance)
+        simulated = rates.run(pair, places, gate, draws, part.advance)
     yield from simulated
 
 
-def pool_places(settings: Settings, count: int) -> list[Position]:
-    """Return places as a cycle scores them, with their projects."""
-    wanted = HeldOut(name="packages", kind="packages", places=count)
-    return [sets.position_of(place) for place in build(wanted, settings.evaluate).places]
-
-
-def rows_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> dict[str, tuple[PositionScore, ...]]:
-    """Return the scores of each place, by the model's name."""
-    return {name: scores.by_position for name, scores in scores_of(folders, places, settings).scores.items()}
-
-
-def scores_of(folders: Mapping[str, Path], places: Sequence[Position], settings: Settings) -> ScoredModels:
-    """Return the scores of models at places, completed in this process, as a cycle scores them."""
-    contestants = {name: Contestant(folder, settings.serving.sampling) for name, folder in folders.items()}
-    return score_models(contestants, [set_of(places)], settings, InProcess(settings.model))
-
-
-def training_places(count: int) -> list[positions.Position]:
-    """Return places in the files of simulated developers, where no model is scored."""
-    return list(positions.sample_positions(developer_sources(), count, seed=3))
-
-
-def developer_sources() -> Sequence[positions.Source]:
-    """Return the files in which simulated developers type."""
-    return positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
-
-
-def recipe_figure(recipe: Recipe, candidate: list[PositionScore], champion: list[PositionScore], settings: Settings) -> Figure:
-    """Return whether the gate says of a trained model what it must."""
-    return verdict_figure(recipe.name, recipe.guardrails, gate_candidate(candidate, champion, settings.evaluate.gate))
-
-
-def flipped_figures(
-    candidates: Mapping[str, Sequence[PositionScore]], champion: Sequence[PositionScore], settings: Settings
-) -> list[Figure]:
-    """Return whether the gate fails the opposite reward and does not fail the reward as it is."""
-    seen, control = (
-        gate_candidate(candidates[name], champion, settings.evaluate.gate) for name in (flipped.FLIPPED, flipped.CONTROL)
-    )
-    return [
-        verdict_figure(flipped.FLIPPED, flipped.GUARDRAILS, seen),
-        figure(f"gate.trained.{flipped.CONTROL}", float(control.verdict != "failed"), control.verdict, least=1.0),
-    ]
+def language_figures(
+    candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Settings
+) -> Iterator[Figure]:
+    """Yield 1 if the gate fails the candidate in the language that it lost and in no other, and the share of exact places."""
+    result = gate_candidate(candidate, champion, settings.evaluate.gate)
+    verdicts = {finding.slice: finding.verdict for finding in result.findings if finding.slice}
+    right = verdicts.get(LOST) == "failed" and verdicts.get(KEPT) != "failed"
+    yield figure("gate.trained.one_language_lost", float(right), f"{result.verdict} {', '.join(failed_by(result))}", least=1.0)
+    for name, rows in (("champion", champion), ("candidate", candidate)):
+        exact = sum(row.exact for row in rows) / len(rows)
+        yield figure(f"gate.languages.{name}.exact", exact, f"of {trained.LANGUAGE_PLACES} places")
 
 
 def verdict_figure(name: str, guardrails: frozenset[str], result: GateResult) -> Figure:
     """Return 1 if a model passes, or one of the guardrails that must see it fails it; the unit names those that fail it."""
-    failed = [finding.name for finding in result.findings if finding.verdict == "failed"]
+    failed = failed_by(result)
     right = bool(guardrails.intersection(failed)) if guardrails else result.verdict == "passed"
     return figure(f"gate.trained.{name}", float(right), f"{result.verdict} {', '.join(failed)}".strip(), least=1.0)
+
+
+def failed_by(result: GateResult) -> list[str]:
+    """Return the guardrails that fail a candidate."""
+    return [finding.name for finding in result.findings if finding.verdict == "failed"]

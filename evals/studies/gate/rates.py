@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,7 @@ FEW_DRAWS = 200
 """Draws of a row below which its rate has no target: slices that only some draws have."""
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
+class Drawn(NamedTuple):
     """A simulated evaluation."""
 
     candidate: Values
@@ -66,17 +66,11 @@ class Pool:
         files = [self.members[index] for index in rng.integers(0, len(self.members), len(self.members))]
         share = count / sum(int(self.places.asks[members].sum()) for members in files)
         kept = [members[rng.random(len(members)) < share] for members in files]
-        sizes = [len(part) for part in kept]
-        places, first = np.concatenate(kept), np.repeat(rng.random(len(kept)) < 0.5, sizes)
-        return Drawn(
-            mixed(self.one, self.other, places, first),
-            mixed(self.other, self.one, places, first),
-            Places(
-                np.repeat(np.arange(len(kept)), sizes),
-                self.places.asks[places],
-                {name: within[places] for name, within in self.places.slices.items()},
-            ),
-        )
+        numbers = np.repeat(np.arange(len(kept)), [len(part) for part in kept])
+        places, first = np.concatenate(kept), (rng.random(len(kept)) < 0.5)[numbers]
+        slices = {name: within[places] for name, within in self.places.slices.items()}
+        at = Places(numbers, self.places.asks[places], slices)
+        return Drawn(mixed(self.one, self.other, places, first), mixed(self.other, self.one, places, first), at)
 
 
 def mixed(one: Values, other: Values, places: np.ndarray, first: np.ndarray) -> Values:
@@ -92,7 +86,7 @@ def run(
     places: int,
     settings: Gate,
     draws: int,
-    drawn: Callable[[], None] = lambda: None,
+    drawn: Callable[[], None],
 ) -> list[Figure]:
     """Return how often equal candidates pass and fail, and how often each guardrail lets a loss of one margin through; then the
     same where places have tests.
@@ -113,13 +107,12 @@ def with_tests(pool: Pool) -> Pool:
 
     The models then pass them about as often, and differ in them about as much, as one update makes models differ on a benchmark.
     """
-    one, other = (
-        values.changed(
-            "passed", np.where(np.isfinite(values.by_measure["exact"]), values.by_measure["edit_similarity"] >= ALIKE, math.nan)
-        )
-        for values in (pool.one, pool.other)
-    )
-    return replace(pool, one=one, other=other)
+
+    def tested(values: Values) -> Values:
+        similar, known = values.by_measure["edit_similarity"] >= ALIKE, np.isfinite(values.by_measure["exact"])
+        return values.changed("passed", np.where(known, similar, math.nan))
+
+    return replace(pool, one=tested(pool.one), other=tested(pool.other))
 
 
 def figures_of(
@@ -130,7 +123,7 @@ def figures_of(
     verdicts, blocked, passed, judged = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for _ in range(draws):
         drawn = pool.draw(places, rng)
-        result = gate_values(drawn.candidate, drawn.champion, drawn.places, settings)
+        result = gate_values(*drawn, settings)
         verdicts[result.verdict] += 1
         blocked.update({row_of(finding.name) for finding in result.findings if finding.verdict != "passed"})
         for guardrail, let_through in planted(drawn, pool, settings, rng):
@@ -157,9 +150,8 @@ def row_of(name: str) -> str:
 
 def planted(drawn: Drawn, pool: Pool, settings: Gate, rng: np.random.Generator) -> Iterator[tuple[str, bool]]:
     """Yield each guardrail with whether it alone passes the candidate with its loss; the gate passes no more of them than it."""
-    checks = checks_of(drawn.candidate, drawn.champion, drawn.places, settings).checks
     changed: list[Check] = []
-    for check in checks:
+    for check in checks_of(*drawn, settings).checks:
         worse = worsened(check, pool.mean(check.guardrail.measure.name), drawn.candidate, rng)
         column = column_of(check.guardrail, worse, drawn.champion)
         changed.append(replace(check, column=replace(column, known=check.column.known)))

@@ -8,22 +8,21 @@ divided by the highest score.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evals.base_model import update
 from evals.studies.judged.settings import StudySettings, name_of
-from evals.studies.rewarded import reward_of_samples
 from infra.records import Sample
 from infra.settings import Settings
-from infra.storage.store import to_parquet
 from tasks.evaluation import judge as judges
 from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.evaluation.positions import Position
 from tasks.rewards.reward import group_advantages
-from tasks.trainer.job import CHECKPOINT_NAME, REFUSED_NAME
-from tasks.trainer.run import TrainingFailed, command, follow, write_job
+from tasks.trainer.job import REFUSED_NAME
+from tasks.trainer.run import TrainingFailed
 
 OURS, GROUP = "ours", "GRPO"
 VERSION = "offline"
@@ -35,20 +34,11 @@ class NothingToLearn(RuntimeError):
 
 @dataclass(frozen=True)
 class Taught:
-    """The samples of a cycle."""
+    """Samples that a judge rewards."""
 
-    samples: tuple[Sample, ...]  # with reward and advantage
-    mean: float  # mean score of the rewarding judge, 0 to 10
-    failed: Mapping[str, int] = field(default_factory=Counter)
-    """Number of completions that it could not score, by kind; they are in no sample."""
-
-
-@dataclass(frozen=True)
-class GroupedSamples:
-    """Grouped samples, and the number of completions without a score."""
-
-    samples: tuple[Sample, ...]  # samples with reward and advantage, one group after the other
-    failed: int  # number of completions that the judge could not score. Their groups have no samples.
+    samples: tuple[Sample, ...]  # with reward and advantage; of groups, one after the other
+    mean: float  # mean score of the samples, 0 to 10
+    failed: Counter[str]  # number of completions that the judge could not score, by kind; they and their groups have no sample
 
 
 @dataclass(frozen=True)
@@ -80,19 +70,22 @@ def run(
         TrainingFailed: the trainer failed.
     """
     checkpoint, rewards, failed, judged = base, [], 0, settings.judged
-    judge = judges.build(judged.judge)
+    judge, name = judges.build(judged.judge), name_of(judged.judge)
     for cycle, part in enumerate(parts_of(positions, judged.cycles, judged.epochs), 1):
         generator, version = Generator(checkpoint, settings.model, dtype=judged.dtype), f"{recipe}-{cycle}"
-        sample = sample_accepts if recipe == OURS else _groups
-        taught = sample(generator, judge, part, settings, version, cycle)
+        if recipe == OURS:
+            taught = sample_accepts(generator, judge, part, settings, version, cycle)
+        else:  # as many completions as there are positions
+            whole, places = judged.whole_text, part[:: judged.group]
+            taught = sample_groups(generator, judge, places, judged.group, settings, cycle, version=version, whole=whole)
         if not taught.samples:
             raise NothingToLearn(
-                f"{recipe}, cycle {cycle}: the judge {name_of(judged.judge)!r} scored none of {len(part)} positions "
+                f"{recipe}, cycle {cycle}: the judge {name!r} scored none of {len(part)} positions "
                 f"({dict(taught.failed)}); check judged.judge, then run the command again"
             )
         rewards.append(taught.mean)
-        failed += sum(taught.failed.values())
-        say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {name_of(judged.judge)}")
+        failed += taught.failed.total()
+        say(f"{recipe}, cycle {cycle}: {len(taught.samples)} samples, mean score {taught.mean:.2f} by {name}")
         checkpoint = _trained(folder / recipe / str(cycle), checkpoint, taught.samples, settings, version, say)
         ended()
     return Trained(checkpoint, tuple(rewards), failed)
@@ -111,18 +104,16 @@ def sample_accepts(
     """Complete each position once, accept by the judge's score, and return the samples; blank text is never shown."""
     temperature, whole = settings.serving.sampling.exploring_temperature, settings.judged.whole_text
     completions, scores = complete_and_score(generator, judge, positions, settings, temperature, seed, whole)
-    samples, known, failed = [], [], Counter[str]()
+    samples, known = [], []
     for number, (made, score) in enumerate(zip(completions, scores, strict=True)):
-        if isinstance(score, judges.Failed):
-            failed[score.kind] += 1
-            continue
-        known.append(score.score)
-        accepted, shown = score.score >= settings.judged.threshold, len(made.text.rstrip("\n")) if made.text.strip() else 0
-        outcome = "nothing" if not shown else "accepted" if accepted else "rejected"
-        counts = {"shown_characters": shown, "accepted_characters": shown if accepted else 0}
-        samples.append(_sample(f"{version}-{number}", version, made, temperature, outcome=outcome, **counts))
-    mean = sum(known) / len(known) if known else float("nan")
-    return Taught(tuple(reward_of_samples(samples, settings.reward)), mean, failed)
+        if isinstance(score, judges.Scored):
+            known.append(score.score)
+            accepted, shown = score.score >= settings.judged.threshold, len(made.text.rstrip("\n")) if made.text.strip() else 0
+            outcome = "nothing" if not shown else "accepted" if accepted else "rejected"
+            counts = {"shown_characters": shown, "accepted_characters": shown if accepted else 0}
+            samples.append(_sample(f"{version}-{number}", version, made, temperature, outcome=outcome, **counts))
+    mean = sum(known) / len(known) if known else math.nan
+    return Taught(tuple(update.rewarded(samples, settings.reward)), mean, _failures(scores))
 
 
 def sample_groups(
@@ -135,7 +126,7 @@ def sample_groups(
     *,
     version: str = VERSION,
     whole: bool = False,
-) -> GroupedSamples:
+) -> Taught:
     """Sample `group_size` completions at each position, score them, and estimate their advantages within each group.
 
     Args:
@@ -147,16 +138,14 @@ def sample_groups(
     samples: list[Sample] = []
     for start in range(0, len(repeated), group_size):
         known = [score.score for score in scores[start : start + group_size] if isinstance(score, judges.Scored)]
-        if len(known) < group_size:
-            continue
-        for number, score in enumerate(known, start):
+        for number, score in enumerate(known if len(known) == group_size else (), start):
             made = completions[number]
-            counts = {"shown_characters": len(made.text.rstrip("\n")), "accepted_characters": 0}
-            name, reward = f"offline-{seed}-{number}", score / judges.HIGHEST
-            samples.append(_sample(name, version, made, temperature, outcome="judged", reward=reward, **counts))
-    advantages = group_advantages([s.reward for s in samples], [s.prompt_token_ids for s in samples])
-    failed = sum(isinstance(score, judges.Failed) for score in scores)
-    return GroupedSamples(tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True)), failed)
+            values = {"shown_characters": len(made.text.rstrip("\n")), "reward": score / judges.HIGHEST, "outcome": "judged"}
+            samples.append(_sample(f"offline-{seed}-{number}", version, made, temperature, **values))
+    rewards = [s.reward for s in samples]
+    advantages = group_advantages(rewards, [s.prompt_token_ids for s in samples])
+    taught = tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True))
+    return Taught(taught, judges.HIGHEST * sum(rewards) / max(len(rewards), 1), _failures(scores))
 
 
 def complete_and_score(
@@ -176,48 +165,32 @@ def complete_and_score(
 
 
 def write_update(folder: Path, parent: Path, samples: Sequence[Sample], settings: Settings, version: str = VERSION) -> Path:
-    """Write samples and a job that trains a checkpoint on them to a folder; return the job's file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "samples.parquet"
-    file.write_bytes(to_parquet(samples))
-    # These samples have no settled text, so the surrogate teaches, whatever a cycle's update does.
-    return write_job(folder, parent, file, version, settings.train.model_copy(update={"surrogate_weight": 1.0}))
+    """Write samples and a job that trains a checkpoint on them to a folder; return the job's file.
+
+    The samples have no settled text, so the surrogate teaches, whatever a cycle's update does.
+    """
+    return update.job_of(folder, parent, samples, version, settings.train.model_copy(update={"surrogate_weight": 1.0}))
 
 
-def _groups(
-    generator: Generator, judge: judges.Judge, positions: Sequence[Position], settings: StudySettings, version: str, seed: int
-) -> Taught:
-    """Return samples of groups with as many completions as there are positions."""
-    size, whole = settings.judged.group, settings.judged.whole_text
-    made = sample_groups(generator, judge, positions[::size], size, settings, seed, version=version, whole=whole)
-    mean = judges.HIGHEST * sum(sample.reward for sample in made.samples) / max(len(made.samples), 1)
-    return Taught(made.samples, mean, {"any": made.failed} if made.failed else {})
+def _failures(scores: Sequence[judges.Judgement]) -> Counter[str]:
+    return Counter(score.kind for score in scores if isinstance(score, judges.Failed))
 
 
 def _sample(name: str, version: str, made: SampledCompletion, temperature: float, **values: Any) -> Sample:
-    return Sample(
-        completion_id=name,
-        user="judge",
-        policy_version=version,
-        prompt_token_ids=made.prompt,
-        token_ids=made.tokens,
-        logprobs=tuple(min(value, 0.0) for value in made.logprobs),
-        temperature=temperature,
-        **values,
-    )
+    drawn = {"token_ids": made.tokens, "logprobs": tuple(min(value, 0.0) for value in made.logprobs), "temperature": temperature}
+    return update.sample(name, made.prompt, user="judge", policy_version=version, **drawn, **values)
 
 
 def _trained(
     work: Path, parent: Path, samples: Sequence[Sample], settings: Settings, version: str, say: Callable[[str], None]
 ) -> Path:
     """Return the checkpoint that the trainer makes of samples; the parent if it refuses them."""
-    job, training, refused = write_update(work, parent, samples, settings, version), settings.train, work / REFUSED_NAME
+    job, refused = write_update(work, parent, samples, settings, version), work / REFUSED_NAME
     refused.unlink(missing_ok=True)
     try:
-        follow(command(job, training.processes), work / "trainer.log", training.environment, lambda _: None)
+        return update.train(job, settings.train)
     except TrainingFailed:
         if not refused.exists():
             raise
         say(f"{version}: {refused.read_text()}")
         return parent
-    return work / CHECKPOINT_NAME

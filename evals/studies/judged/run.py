@@ -7,23 +7,24 @@ evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Co
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from evals.compare.comparison import LEVEL, cells_of
+from evals.compare.report import interval
 from evals.progress import Progress
 from evals.studies.judged import cycles
 from evals.studies.judged.settings import StudySettings
 from evals.studies.judged.split import TooFewPlaces, split_of
 from infra import settings as configuration
 from tasks.evaluation import judge as judges
-from tasks.evaluation.gate.paired import Column, Difference, Levels, differences
+from tasks.evaluation.gate.measures import BY_NAME
+from tasks.evaluation.gate.paired import Difference
 from tasks.evaluation.judge.calibration import Calibration, calibrate
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
@@ -33,64 +34,53 @@ RESULT = "result.json"
 RECIPES = (cycles.OURS, cycles.GROUP)
 SEED = 1_000
 """Of the draws at test positions; training takes the numbers of its cycles."""
-TAIL = 0.025
-"""Of 95 % intervals, on each side."""
 ERRORS = (TooFewPlaces, cycles.NothingToLearn, TrainingFailed, ValueError)
-"""Errors of `compare`."""
+"""Errors of `run`."""
 
 
 def run(settings: StudySettings, names: Sequence[str], out: Path | None) -> None:
-    """Train by the named recipes (empty: all), score, print the table and write result.json.
+    """Train by the named recipes (empty: all), score base and trained models, print the table and write result.json.
 
     `out`: folder of samples, checkpoints and result.json; None: judged.folder.
 
     Raises:
-        ValueError: a name is not the name of a recipe; others of ERRORS as `compare`.
-    """
-    if unknown := [name for name in names if name not in RECIPES]:
-        raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
-    folder, console = configuration.path(out or settings.judged.folder), Console()
-    with Progress(console) as progress:
-        result = compare(settings, names or RECIPES, folder, progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(result, indent=2))
-    console.print(f"{folder / RESULT}, {result['seconds']:.0f} s")
-
-
-def compare(settings: StudySettings, names: Sequence[str], folder: Path, progress: Progress) -> dict[str, Any]:
-    """Train by each recipe, score base and trained models, print the table; return the content of result.json.
-
-    Raises:
+        ValueError: a name is not the name of a recipe.
         TooFewPlaces: there are not enough positions.
         NothingToLearn: the judge scored none of a cycle's completions.
         TrainingFailed: the trainer failed.
     """
-    began, base, count = time.monotonic(), configuration.path(settings.model.base), settings.judged.cycles
-    split = split_of(settings.judged)
-    progress.say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
-    models = {"base": base, **{path.name: configuration.path(path) for path in settings.judged.models}}
-    with progress.part("judged: cycles", len(names) * count) as part:
-        trained = {name: cycles.run(name, base, split.train, settings, folder, progress.say, part.advance) for name in names}
-    models |= {f"{name} after {count} cycles": one.checkpoint for name, one in trained.items()}
-    judge, scores = judges.build(settings.evaluate.judge), {}
-    with progress.part("judged: the judge is calibrated"):
-        calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places)
-    with progress.part("judged: models are scored", len(models)) as part:
-        for name, path in models.items():
-            scores[name] = scores_of(path, split.test, judge, settings)
-            part.advance()
-            progress.say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
-    rows = rows_of(scores, split.test, settings.judged.threshold)
-    progress.console.print(shown(rows, calibration, settings.judged.threshold, len(split.test)))
-    return {
-        "rows": [asdict(row) for row in rows],
-        "calibration": asdict(calibration),
-        "rewards": {name: one.rewards for name, one in trained.items()},
-        "failed": {name: one.failed for name, one in trained.items()},
-        "left_out": split.left_out,
-        "settings": settings.judged.model_dump(mode="json"),
-        "seconds": time.monotonic() - began,
-    }
+    if unknown := [name for name in names if name not in RECIPES]:
+        raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
+    names, judged, folder = names or RECIPES, settings.judged, configuration.path(out or settings.judged.folder)
+    split, judge, scores = split_of(judged), judges.build(settings.evaluate.judge), {}
+    with Progress(Console()) as progress:
+        say, base = progress.say, configuration.path(settings.model.base)
+        say(f"{len(split.train)} training and {len(split.test)} test places; left out: {split.left_out or 'none'}")
+        models = {"base": base, **{path.name: configuration.path(path) for path in judged.models}}
+        with progress.part("judged: cycles", len(names) * judged.cycles) as part:
+            trained = {name: cycles.run(name, base, split.train, settings, folder, say, part.advance) for name in names}
+        models |= {f"{name} after {judged.cycles} cycles": one.checkpoint for name, one in trained.items()}
+        with progress.part("judged: the judge is calibrated"):
+            calibration = calibrate(judge, split.test, settings.evaluate.judge.calibration_places)
+        with progress.part("judged: models are scored", len(models)) as part:
+            for name, path in models.items():
+                scores[name] = scores_of(path, split.test, judge, settings)
+                part.advance()
+                say(f"{name}: mean score {np.nanmean(scores[name]):.3f}")
+        rows = rows_of(scores, split.test, judged.threshold)
+        progress.console.print(shown(rows, calibration, judged.threshold, len(split.test)))
+        result = {
+            "rows": [asdict(row) for row in rows],
+            "calibration": asdict(calibration),
+            "rewards": {name: one.rewards for name, one in trained.items()},
+            "failed": {name: one.failed for name, one in trained.items()},
+            "left_out": split.left_out,
+            "settings": judged.model_dump(mode="json"),
+            "seconds": progress.seconds,
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).write_text(json.dumps(result, indent=2))
+    print(f"{folder / RESULT}, {result['seconds']:.0f} s")
 
 
 @dataclass(frozen=True)
@@ -114,26 +104,23 @@ def scores_of(checkpoint: Path, positions: Sequence[Position], judge: judges.Jud
 
 def rows_of(scores: Mapping[str, np.ndarray], positions: Sequence[Position], threshold: float) -> list[ModelScore]:
     """Return a row for each model's scores [N], in order; the others are compared with the first."""
-    names, values = list(scores), list(scores.values())
-    means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]
-    changes = [Column(v - values[0], np.ones_like(v), np.isfinite(v) & np.isfinite(values[0])) for v in values[1:]]
-    found = differences([*means, *changes], [position.file for position in positions], Levels(TAIL, TAIL))
-    compared = [None, *found[len(means) :]]
-    known = [v[np.isfinite(v)] for v in values]
-    shares = [float(np.mean(v >= threshold)) if len(v) else float("nan") for v in known]
-    failed = [int(np.isnan(v).sum()) for v in values]
-    return [ModelScore(*row) for row in zip(names, found, compared, shares, failed, strict=False)]
+    cells = cells_of(BY_NAME["judged"], [*scores.values()], [position.file for position in positions])
+    rows = []
+    for (name, values), cell in zip(scores.items(), cells, strict=True):
+        known = values[np.isfinite(values)]
+        share = float(np.mean(known >= threshold)) if len(known) else float("nan")
+        rows.append(ModelScore(name, cell.mean, cell.difference, share, len(values) - len(known)))
+    return rows
 
 
 def shown(rows: Sequence[ModelScore], calibration: Calibration, threshold: float, places: int) -> Table:
     """Return the rows as a table for the terminal."""
     table = Table("model", "score, 0 to 10", "change", f"score of {threshold:g} or more", "judge failed")
     table.title, table.title_justify = f"Judge {calibration.judge} at {places} test places", "left"
-    table.caption, table.caption_justify = f"95 % intervals by file. {calibration.reason}", "left"
+    table.caption, table.caption_justify = f"{LEVEL:.0%} intervals by file. {calibration.reason}", "left"
     if not calibration.counts:
         table.caption += ". The judge does not separate true from corrupted texts well enough: the scores say nothing"
     for row in rows:
-        change = f"{row.change.estimate:+.3f} [{row.change.low:+.3f}, {row.change.high:+.3f}]" if row.change else ""
-        score = f"{row.score.estimate:.3f} [{row.score.low:.3f}, {row.score.high:.3f}]"
-        table.add_row(row.model, score, change, f"{row.accepted:.1%}", str(row.failed))
+        change = interval(row.change, "+.3f") if row.change else ""
+        table.add_row(row.model, interval(row.score, ".3f"), change, f"{row.accepted:.1%}", str(row.failed))
     return table

@@ -25,19 +25,6 @@ from evals.studies.recipes.samples import RECIPES
 from infra.settings import Settings
 
 
-@dataclass(frozen=True)
-class Amount:
-    """Default sizes of the comparison."""
-
-    recipes: tuple[str, ...]
-    seeds: tuple[int, ...]
-    interactions: tuple[int, ...]
-    places: int
-
-
-AMOUNT = Size(full=Amount(tuple(RECIPES), (0, 1, 2, 3, 4), (7200,), 3000), quick=Amount(("settled",), (0,), (300,), 100))
-
-
 def counts(text: str) -> list[int]:
     """Return numbers of interactions: one, several with commas between them, or FIRST..LAST, each twice the one before.
 
@@ -56,7 +43,7 @@ def counts(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Options:
-    """Frozen options of the study; empty ones and None are those of AMOUNT."""
+    """Frozen options of the study; empty ones and None are those of DEFAULTS."""
 
     recipes: Sequence[str] = ()  # recipes to compare
     seeds: Sequence[int] = ()  # of developers, positions and sampling
@@ -68,15 +55,14 @@ class Options:
     quick: bool = False  # a small size: wider intervals, written to var/bench/quick
 
 
+DEFAULTS = Size(
+    full=Options(tuple(RECIPES), (0, 1, 2, 3, 4), interactions=(7200,), places=3000),
+    quick=Options(("settled",), (0,), interactions=(300,), places=100),
+)
+
+
 def study(settings: Settings, options: Options) -> int:
-    """Run the recipes and write the figures.
-
-    Returns:
-        0, 1 if a target is missed, or 3 if parts are missing.
-
-    Raises:
-        ValueError: a name is not the name of a recipe.
-    """
+    """Run the recipes and write the figures; return 0, 1 if a target is missed, or 3 if parts are missing."""
     with Progress(Console()) as progress:
         try:
             found = reported(compare(settings, options, progress), progress, quick=options.quick)
@@ -101,10 +87,12 @@ def compare(settings: Settings, options: Options, progress: Progress) -> list[Fi
     """
     if unknown := [name for name in options.recipes if name not in RECIPES]:
         raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
-    amount, runs = AMOUNT.of(options.quick), defaultdict[str, dict[int, list[Gain]]](dict)
-    names, seeds = options.recipes or amount.recipes, options.seeds or amount.seeds
-    sizes = Sizes(options.users, options.interactions or amount.interactions, options.update, options.places or amount.places)
-    cells = [(seed, recipe) for seed in seeds for recipe in names]
+    default, runs = DEFAULTS.of(options.quick), defaultdict[str, dict[int, list[Gain]]](dict)
+    interactions, places = options.interactions or default.interactions, options.places or default.places
+    assert places
+    sizes = Sizes(options.users, interactions, options.update, places)
+    seeds = options.seeds or default.seeds
+    cells = [(seed, recipe) for seed in seeds for recipe in options.recipes or default.recipes]
     schedules = {seed: Schedule(options.users, seed, code_from()) for seed in seeds}
     with progress.part("recipes: runs", len(cells)) as part:
         parts = Parts(60 * options.minutes, lambda what: part.rename(f"recipes: {what}; runs"))

@@ -20,27 +20,27 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from evals.base_model import update
+from evals.compare.gains import Sums
 from evals.developers import Schedule
 from evals.developers.grounds import GROUNDS, Ground
-from evals.studies.recipes.gains import Gain, ModelOutcomes, Outcomes
+from evals.studies.recipes.gains import Gain
 from evals.studies.recipes.samples import RECIPES, Interactions
-from evals.studies.showing.frontier import Shown
-from evals.studies.showing.pauses import CompletedPauses, completed
+from evals.studies.showing.rules import CompletedPauses, Shown, completed
 from infra import settings as configuration
 from infra.model.showing import Estimate, decide
+from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.serving import Sampling, Showing
-from infra.storage.store import to_parquet
+from infra.storage.store import from_parquet, to_parquet
 from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.showing.fit import Unfitted, fit
 from tasks.trainer.job import CHECKPOINT_NAME
-from tasks.trainer.run import command, follow, write_job
 
 READ_SETTINGS = {"model", "train", "reward", "collect", "serving"}
-WEIGHTS = "model.safetensors"
 FITTED: Ground = "later"
 """Ground that the decision to show is fitted on."""
-Estimates = tuple[Estimate | None, Estimate | None]
+Estimates = Sequence[Estimate | None]
 """Of each half of the developers, fitted on the positions of the other half; None where these are too few: all is shown then, as
 serving does."""
 
@@ -59,11 +59,7 @@ class Parts:
     began: float | None = None  # when the first part was begun
 
     def begin(self, what: str) -> None:
-        """Show the part that begins.
-
-        Raises:
-            Paused: the time is over.
-        """
+        """Show the part that begins. Raises Paused if the time is over."""
         now = self.clock()
         self.began = now if self.began is None else self.began
         if now - self.began > self.seconds:
@@ -76,8 +72,7 @@ class Sizes:
     """How much is compared."""
 
     users: int
-    interactions: Sequence[int]
-    """Pauses after which models are compared, ascending; an update trains on the pauses since the last one."""
+    interactions: Sequence[int]  # pauses after which models are compared, ascending; an update trains on those since the last one
     update: int  # most pauses of one update
     places: int  # positions on `later`; half as many on `new`, an eighth on `seen`
 
@@ -90,9 +85,7 @@ class Sizes:
         """The first pause of each update, and the pause after its last one."""
         bounds = [0]
         for stop in self.interactions:
-            while bounds[-1] + self.update < stop:
-                bounds.append(bounds[-1] + self.update)
-            bounds.append(stop)
+            bounds += [*range(bounds[-1] + self.update, stop, self.update), stop]
         return list(pairwise(bounds))
 
 
@@ -107,45 +100,37 @@ class Bench:
     folder: Path
     parts: Parts
 
-    @property
-    def base(self) -> Path:
-        """The checkpoint of the base."""
-        return configuration.path(self.settings.model.base)
-
     def gains(self, recipe: str) -> list[Gain]:
         """Return a recipe's gain on each ground after each number of interactions.
 
         Raises:
             Paused: the time is over.
         """
-        best, served = best_temperature(self.settings), self.settings.serving.sampling.temperature
-        found, checkpoint = [], self.base
+        base, served = configuration.path(self.settings.model.base), self.settings.serving.sampling.temperature
+        best = float(json.loads((base / "generation_config.json").read_text())["temperature"])
+        found, checkpoint = [], base
         for number, (first, stop) in enumerate(self.sizes.updates):
             checkpoint = self.trained(recipe, number, (first, stop), checkpoint)
             for ground in GROUNDS if stop in self.sizes.interactions else ():
-                models = (self.base, best), (self.base, served), (checkpoint, served)
-                at_best, base, trained = (self.outcomes(model, ground, temperature) for model, temperature in models)
-                weights = at_best.all_shown, trained.all_shown
-                found.append(Gain(ground, stop, at_best.all_shown, base.served, trained.served, weights))
+                models = (base, best), (base, served), (checkpoint, served)
+                (at_best, _), (_, own), (all_shown, trained) = (self.outcomes(model, ground, at) for model, at in models)
+                found.append(Gain(ground, stop, at_best, own, trained, all_shown))
         return found
 
     def trained(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
         """Return the checkpoint of an update: the one that is kept, or a new one."""
-        samples = self._samples(recipe, number, span, parent)
+        body, version = self._samples(recipe, number, span, parent), str(number + 1)
         training = self.settings.train.model_copy(update=dict(RECIPES[recipe].training))
-        name = digest(weights_of(parent), samples.read_bytes(), training.model_dump_json())
-        folder = self.folder / "models" / name
+        folder = self.folder / "models" / digest(weights_of(parent), body, training.model_dump_json())
         if not (folder / CHECKPOINT_NAME).exists():
-            self.parts.begin(f"seed {self.seed}, {recipe}: update {number + 1}")
+            self.parts.begin(f"seed {self.seed}, {recipe}: update {version}")
             work = folder.with_suffix(".part")
             shutil.rmtree(work, ignore_errors=True)
-            work.mkdir(parents=True)
-            job = write_job(work, parent, samples, str(number + 1), training)
-            follow(command(job, training.processes), work / "trainer.log", training.environment, lambda line: None)
+            update.train(update.job_of(work, parent, from_parquet(body, Sample), version, training), training)
             work.rename(folder)
         return folder / CHECKPOINT_NAME
 
-    def _samples(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> Path:
+    def _samples(self, recipe: str, number: int, span: tuple[int, int], parent: Path) -> bytes:
         first, stop = span
         read = self.settings.model_dump_json(include=READ_SETTINGS)
         name = digest(weights_of(parent), recipe, f"{self.seed} {self.sizes.users} {first} {stop}", read)
@@ -155,50 +140,43 @@ class Bench:
             version, seed = str(number + 1), self.seed * 1000 + number
             given = Interactions(self.schedule, first, stop - first, parent, self.settings, version, seed)
             write_whole(file, to_parquet(RECIPES[recipe].samples(given)))
-        return file
+        return file.read_bytes()
 
-    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> ModelOutcomes:
-        """Return the developers' outcomes with a checkpoint's completions at the positions of a ground."""
+    def outcomes(self, checkpoint: Path, ground: Ground, temperature: float) -> list[Sums]:
+        """Return the developers' outcomes with a checkpoint's completions on a ground, all of them shown, then as served."""
         showing, sampling = self.settings.serving.showing, self.settings.serving.sampling
-        key = f"{self._places_key(checkpoint, ground, temperature)} {showing.model_dump_json()}"
-        file = self.folder / "outcomes" / f"{digest(key)}.json"
+        file = self.folder / "sums" / f"{self._name(checkpoint, ground, temperature, showing.model_dump_json())}.json"
         if not file.exists():
             places = self._places(checkpoint, ground, temperature)
             estimates = cross_fitted(places if ground == FITTED else self._places(checkpoint, FITTED, temperature))
-            everything = [len(completion.ends) for completion in places.completions]
-            all_shown, served = outcomes_of(places, [everything, shown_of(estimates, places, showing, sampling)])
-            write_whole(file, json.dumps(asdict(ModelOutcomes(all_shown, served))).encode())
-        return ModelOutcomes(**{name: Outcomes(**made) for name, made in json.loads(file.read_text()).items()})
+            outcomes = places.outcomes()
+            found = [outcomes.of(shown) for shown in (places.everything, shown_of(estimates, places, showing, sampling))]
+            write_whole(file, json.dumps([asdict(one) for one in found], default=np.ndarray.tolist).encode())
+        rows = json.loads(file.read_text())
+        return [Sums(np.array(row["requests"]), {name: np.array(v) for name, v in row["values"].items()}) for row in rows]
 
-    def _places_key(self, checkpoint: Path, ground: Ground, temperature: float) -> str:
-        count, sampling = self.sizes.places_of(ground), self.settings.serving.sampling
-        of = f"{self.seed} {self.sizes.users} {ground} {count} {temperature} {sampling.max_tokens}"
-        return digest(weights_of(checkpoint), of, self.settings.model.model_dump_json())
+    def _name(self, checkpoint: Path, ground: Ground, temperature: float, *more: str) -> str:
+        count, most = self.sizes.places_of(ground), self.settings.serving.sampling.max_tokens
+        of = f"{self.seed} {self.sizes.users} {ground} {count} {temperature} {most}"
+        return digest(weights_of(checkpoint), of, self.settings.model.model_dump_json(), *more)
 
     def _places(self, checkpoint: Path, ground: Ground, temperature: float) -> CompletedPauses:
         """Return the positions of a ground with the completions of a checkpoint."""
         count, model = self.sizes.places_of(ground), self.settings.model
         pauses = [self.schedule.first_pause(number, ground) for number in range(count)]
-        file = self.folder / "completions" / f"{self._places_key(checkpoint, ground, temperature)}.json"
+        file = self.folder / "completions" / f"{self._name(checkpoint, ground, temperature)}.json"
         if not file.exists():
             self.parts.begin(f"seed {self.seed}: {count} positions of {ground} at {temperature}")
-            contexts = [(pause.prefix, pause.suffix) for pause in pauses]
-            most = self.settings.serving.sampling.max_tokens
+            contexts, most = [(pause.prefix, pause.suffix) for pause in pauses], self.settings.serving.sampling.max_tokens
             made = Generator(checkpoint, model).sample(contexts, most, temperature, self.seed)
             write_whole(file, json.dumps([asdict(completion) for completion in made]).encode())
         sampled = [SampledCompletion(**row) for row in json.loads(file.read_text())]
         return completed(pauses, sampled, Tokenizer.from_file(str(checkpoint / "tokenizer.json")), temperature)
 
 
-def best_temperature(settings: Settings) -> float:
-    """Return the base's best temperature, from its generation_config.json."""
-    file = configuration.path(settings.model.base) / "generation_config.json"
-    return float(json.loads(file.read_text())["temperature"])
-
-
 def weights_of(checkpoint: Path) -> bytes:
     """Return the bytes of a checkpoint's weights."""
-    return (checkpoint / WEIGHTS).read_bytes()
+    return (checkpoint / "model.safetensors").read_bytes()
 
 
 def digest(*parts: bytes | str) -> str:
@@ -229,7 +207,7 @@ def cross_fitted(places: CompletedPauses) -> Estimates:
         others = [c for p, c in zip(places.pauses, places.completions, strict=True) if half_of(p.developer.name) != half]
         fitted = fit([c for c in others if not np.isnan(c.kept).all()])
         found.append(None if isinstance(fitted, Unfitted) else fitted.estimate)
-    return found[0], found[1]
+    return found
 
 
 def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sampling: Sampling) -> Shown:
@@ -239,13 +217,7 @@ def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sa
         estimate, ends = estimates[half_of(pause.developer.name)], completion.ends
         if estimate is None or price is None:
             shown.append(len(ends))
-            continue
-        chances = estimate.at(completion.place).chances(completion.logprobs, ends)
-        shown.append(decide(chances, ends, text, price, sampling.max_tokens).shown)
+        else:
+            chances = estimate.at(completion.place).chances(completion.logprobs, ends)
+            shown.append(decide(chances, ends, text, price, sampling.max_tokens).shown)
     return shown
-
-
-def outcomes_of(places: CompletedPauses, choices: Sequence[Shown]) -> list[Outcomes]:
-    """Return the developers' outcomes for each choice of the number of tokens shown of each completion."""
-    tokens = places.outcomes()
-    return [Outcomes(tokens.users, *tokens.chosen(shown).T[:2].tolist()) for shown in choices]

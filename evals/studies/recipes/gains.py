@@ -7,7 +7,7 @@ from typing import Literal
 
 from evals.bench.figures import Figure, bound, figure
 from evals.compare import gains
-from evals.compare.gains import Sums
+from evals.compare.gains import Sums, together
 from evals.developers.grounds import Ground
 
 SHIPPED, CONTROL = "settled", "control"
@@ -25,53 +25,27 @@ TARGETS: Mapping[tuple[int, Ground], Mapping[str, float]] = {
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """Outcomes of a model's completions at the positions of a ground, [positions] each."""
-
-    users: Sequence[str]
-    accepted: Sequence[float]
-    """Expected accepts."""
-    kept: Sequence[float]
-    """Expected kept characters."""
-
-
-@dataclass(frozen=True)
-class ModelOutcomes:
-    """Outcomes of a model's completions at the same positions."""
-
-    all_shown: Outcomes
-    served: Outcomes
-    """With the decision to show, fitted to the model."""
-
-
-@dataclass(frozen=True)
 class Gain:
-    """Outcomes at the same positions."""
+    """Expected accepts and kept characters by user, of completions at the same positions."""
 
     ground: Ground
-    interactions: int
-    """Interactions that the trained model has learnt from."""
-    best: Outcomes
-    """Of the base at its best temperature, all of it shown: what a team has without tabloop."""
-    served: Outcomes
-    """Of the base as people are served: at their temperature, with a decision to show."""
-    trained: Outcomes
-    """Of the trained model as people are served."""
-    weights: tuple[Outcomes, Outcomes]
-    """Of the base at its best and of the trained model at the served temperature, all shown: what the weights alone gain."""
+    interactions: int  # that the trained model has learnt from
+    best: Sums  # of the base at its best temperature, all of it shown: what a team has without tabloop
+    served: Sums  # of the base as people are served: at their temperature, with a decision to show
+    trained: Sums  # of the trained model as people are served
+    trained_all: Sums  # the same with all of it shown: beside `best`, what the weights alone gain
 
 
-def sums(seeds: Sequence[Outcomes]) -> Sums:
-    """Return the sums over the users of all seeds; the same name in two seeds is two users."""
-    users = [f"{seed} {user}" for seed, one in enumerate(seeds) for user in one.users]
-    accepted = [value for one in seeds for value in one.accepted]
-    kept = [value for one in seeds for value in one.kept]
-    return gains.by_user(users, {"accepted": accepted, "kept": kept})
+def sums(seeds: Sequence[Gain]) -> tuple[Sums, Sums, Sums, Sums]:
+    """Return best, served, trained and trained_all over the users of all seeds."""
+    best, served, trained = ([getattr(one, name) for one in seeds] for name in ("best", "served", "trained"))
+    return together(best), together(served), together(trained), together([one.trained_all for one in seeds])
 
 
 def difference(seeds: Sequence[Gain], metric: Metric) -> tuple[float, float]:
     """Return the gain per request on the base at its best over all seeds, and half the width of its interval."""
-    return gains.gain(sums([one.best for one in seeds]).per(metric), sums([one.trained for one in seeds]).per(metric))
+    best, _, trained, _ = sums(seeds)
+    return gains.gain(best.per(metric), trained.per(metric))
 
 
 def figures(runs: Runs) -> list[Figure]:
@@ -89,36 +63,37 @@ def figures(runs: Runs) -> list[Figure]:
 def cell_figures(recipe: str, ground: Ground, interactions: int, seeds: Sequence[Gain]) -> list[Figure]:
     """Return the figures of a recipe on a ground after some interactions."""
     name = f"{recipe}: {ground} after {interactions}"
-    best, served, trained = (sums(ones) for ones in zip(*((one.best, one.served, one.trained) for one in seeds), strict=True))
-    (accepted, width), (characters, kept_width) = difference(seeds, "accepted"), difference(seeds, "kept")
-    kept = best.mean("kept") or 1.0
+    best, served, trained, trained_all = sums(seeds)
+    accepted, width, characters, kept_width = in_points(best, trained)
     least = TARGETS.get((interactions, ground), {}) if recipe == SHIPPED else {}
-    return [
+    rows = [
         figure(f"{name}, seeds", len(seeds), ""),
         figure(f"{name}, places", int(best.requests.sum()), ""),
         figure(f"{name}, accepted of the base at its best", 100 * best.mean("accepted"), "%"),
         figure(f"{name}, accepted of the base as served", 100 * served.mean("accepted"), "%"),
-        figure(f"{name}, accepted", 100 * accepted, "points", least=least.get("accepted")),
-        bound(f"{name}, low", 100 * (accepted - width), "points", least=least.get("low")),
-        figure(f"{name}, high", 100 * (accepted + width), "points"),
-        figure(f"{name}, kept characters", 100 * characters / kept, "% of the base's", least=least.get("kept")),
-        figure(f"{name}, half of their interval", 100 * kept_width / kept, "%"),
-        *part_figures(f"{name}, of training alone", *(sums(ones) for ones in zip(*(g.weights for g in seeds), strict=True))),
-        *part_figures(f"{name}, against the base as served", served, trained),
+        figure(f"{name}, accepted", accepted, "points", least=least.get("accepted")),
+        bound(f"{name}, low", accepted - width, "points", least=least.get("low")),
+        figure(f"{name}, high", accepted + width, "points"),
+        figure(f"{name}, kept characters", characters, "% of the base's", least=least.get("kept")),
+        figure(f"{name}, half of their interval", kept_width, "%"),
     ]
-
-
-def part_figures(name: str, before: Sums, after: Sums) -> list[Figure]:
-    """Return by how much the second outcomes are above the first."""
-    rows, units = [], (("accepted", "points", "the", 1.0), ("kept", "%", "their", before.mean("kept") or 1.0))
-    for metric, unit, whose, scale in units:
-        value, width = gains.gain(before.per(metric), after.per(metric))
-        title = "accepted" if metric == "accepted" else "kept characters"
+    for part, before, after in (("of training alone", best, trained_all), ("against the base as served", served, trained)):
+        accepted, width, characters, kept_width = in_points(before, after)
         rows += [
-            figure(f"{name}: {title}", 100 * value / scale, unit),
-            figure(f"{name}: half of {whose} interval", 100 * width / scale, unit),
+            figure(f"{name}, {part}: accepted", accepted, "points"),
+            figure(f"{name}, {part}: half of the interval", width, "points"),
+            figure(f"{name}, {part}: kept characters", characters, "%"),
+            figure(f"{name}, {part}: half of their interval", kept_width, "%"),
         ]
     return rows
+
+
+def in_points(before: Sums, after: Sums) -> tuple[float, float, float, float]:
+    """Return the gain in accepts in points, in kept characters in percent, each with half the width of its interval."""
+    accepted = gains.gain(before.per("accepted"), after.per("accepted"))
+    kept = gains.gain(before.per("kept"), after.per("kept"))
+    scale = before.mean("kept") or 1.0
+    return 100 * accepted[0], 100 * accepted[1], 100 * kept[0] / scale, 100 * kept[1] / scale
 
 
 def against_shipped(runs: Runs, recipe: str) -> list[Figure]:
@@ -127,7 +102,8 @@ def against_shipped(runs: Runs, recipe: str) -> list[Figure]:
     if not seeds:
         return []
     other, own = (
-        sums([[g for g in runs[name][seed] if g.ground == "later"][-1].trained for seed in seeds]) for name in (recipe, SHIPPED)
+        together([[g for g in runs[name][seed] if g.ground == "later"][-1].trained for seed in seeds])
+        for name in (recipe, SHIPPED)
     )
     name, rows = f"{SHIPPED} above {recipe}: later", []
     for metric, unit, scale in (("accepted", "points", 100.0), ("kept", "characters", 1.0)):

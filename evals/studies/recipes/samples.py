@@ -8,11 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from evals.base_model import tuning
+from evals.base_model import tuning, update
 from evals.developers import Pause, Schedule
 from evals.studies.judged import cycles
 from evals.studies.recipes.stream import PROJECT, Label, mined
-from evals.studies.rewarded import reward_of_samples
 from infra.model.fim import Renderer
 from infra.model.kept_text import kept_characters
 from infra.records import Sample
@@ -57,46 +56,62 @@ class Interactions:
     @cached_property
     def renderer(self) -> Renderer:
         """The policy's prompts."""
-        model, tokenizer = self.settings.model, Tokenizer.from_file(str(self.checkpoint / "tokenizer.json"))
-        return Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+        return update.renderer_of(self.checkpoint, self.settings.model)
+
+    @cached_property
+    def generator(self) -> Generator:
+        """The policy."""
+        return Generator(self.checkpoint, self.settings.model)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's tokenizer."""
+        return Tokenizer.from_file(str(self.checkpoint / "tokenizer.json"))
 
     def complete(self, temperature: float) -> list[SampledCompletion]:
         """Sample a completion at each pause."""
-        contexts = [(pause.prefix, pause.suffix) for pause in self.pauses]
-        generator = Generator(self.checkpoint, self.settings.model)
-        return generator.sample(contexts, self.settings.serving.sampling.max_tokens, temperature, self.seed)
+        return self.sampled([(pause.prefix, pause.suffix) for pause in self.pauses], temperature)
+
+    def sampled(self, contexts: Sequence[tuple[str, str]], temperature: float) -> list[SampledCompletion]:
+        """Sample a completion of each (prefix, suffix)."""
+        return self.generator.sample(contexts, self.settings.serving.sampling.max_tokens, temperature, self.seed)
+
+    def settled_tokens(self) -> Sequence[tuple[int, ...]]:
+        """Return the tokens of each pause's settled text; empty where hindsight does not know it."""
+        most, lines = self.settings.serving.sampling.max_tokens, self.settings.collect.hindsight.lines
+        tokens, labels = SettledTokens(self.renderer, most, lines), map(self.labels.get, range(self.count))
+        return [tuple(tokens.ids(label.text, label.whole)) if label else () for label in labels]
+
+    def sample(self, number: int, prompt: Sequence[int], name: str = "", **values: Any) -> Sample:
+        """Return a sample of a pause."""
+        user = self.pauses[number].developer.name
+        return update.sample(name or str(number), prompt, user=user, policy_version=self.version, **values)
 
 
 def settled_samples(given: Interactions, every: int = 1) -> list[Sample]:
     """Return the settled text of every `every`-th pause, and its context lines; nothing is shown."""
-    tokens = written_tokens(given)
-    numbers = range(0, given.count, every)
-    samples = [empty_sample(given, number).model_copy(update={"settled_token_ids": tokens[number]}) for number in numbers]
-    return [*(sample for sample in samples if sample.settled_token_ids), *context_line_samples(given, numbers)]
+    numbers, tokens = range(0, given.count, every), given.settled_tokens()
+    settled = [(number, given.pauses[number]) for number in numbers if tokens[number]]
+    samples = [given.sample(n, given.renderer.render(p.prefix, p.suffix), settled_token_ids=tokens[n]) for n, p in settled]
+    return [*samples, *context_line_samples(given, numbers)]
 
 
 def context_line_samples(given: Interactions, numbers: Sequence[int]) -> list[Sample]:
     """Return the context lines of some pauses."""
-    settings, renderer = given.settings, given.renderer
-    written = SettledTokens(renderer, settings.serving.sampling.max_tokens)
-    seen: set[bytes] = set()
-    rows = []
+    written, seen, rows = SettledTokens(given.renderer, given.settings.serving.sampling.max_tokens), set[bytes](), []
     for number in numbers:
         pause = given.pauses[number]
         cursors = context_lines.pick(pause.prefix, context_lines.LINES, seen)
         for line, (before, rest, after) in enumerate(context_lines.places(pause.prefix, pause.suffix, cursors), 1):
-            row = empty_sample(given, number, renderer.render(before, after))
-            ids = tuple(written.ids(rest, True))
-            rows.append(
-                row.model_copy(update={"completion_id": f"{number}/{line}", "settled_token_ids": ids, "outcome": "standing"})
-            )
+            values = {"settled_token_ids": tuple(written.ids(rest, True)), "outcome": "standing"}
+            rows.append(given.sample(number, given.renderer.render(before, after), f"{number}/{line}", **values))
     return rows
 
 
 def control_samples(given: Interactions) -> list[Sample]:
     """Return as many rows, with as many tokens, of other code: the base's training sources that it was not tuned to."""
     wanted = settled_samples(given)
-    schedule = Schedule(tuning.USERS, given.seed, tuning.sources(0).kept_back)
+    schedule = Schedule(tuning.USERS, given.seed, tuning.sources(0)[1])
     pool: list[Sample] = []
     count = given.count
     while len(pool) < SPARE * len(wanted):
@@ -128,26 +143,15 @@ def shown_samples(given: Interactions, temperature: float, settled: bool) -> lis
     completions = given.complete(temperature)
     samples = [shown_sample(given, number, completion, temperature) for number, completion in enumerate(completions)]
     if not settled:
-        return reward_of_samples([sample for sample in samples if sample.outcome != "unjudged"], given.settings.reward)
-    tokens = written_tokens(given)
-    both = [
-        sample.model_copy(
-            update={"settled_token_ids": tokens[number], "kept_characters": kept(given, number, sample, completion.text)}
-        )
-        for number, (sample, completion) in enumerate(zip(samples, completions, strict=True))
-    ]
-    usable = [_without_unrewarded(sample) for sample in both]
-    rewarded = reward_of_samples(
-        [sample for sample in usable if sample.token_ids or sample.settled_token_ids], given.settings.reward
-    )
-    return [*rewarded, *context_line_samples(given, range(given.count))]
-
-
-def _without_unrewarded(sample: Sample) -> Sample:
-    """Drop the sampled tokens of a completion without an answer whose kept characters are unknown."""
-    if sample.outcome == "unjudged" and sample.kept_characters is None:
-        return sample.model_copy(update={"token_ids": (), "logprobs": ()})
-    return sample
+        return update.rewarded([sample for sample in samples if sample.outcome != "unjudged"], given.settings.reward)
+    both = []
+    for number, (sample, tokens) in enumerate(zip(samples, given.settled_tokens(), strict=True)):
+        known = kept(given, number, sample, completions[number].text)
+        # Without an answer, and without kept characters, the sampled tokens have no reward.
+        unrewarded = {"token_ids": (), "logprobs": ()} if sample.outcome == "unjudged" and known is None else {}
+        if tokens or (sample.token_ids and not unrewarded):
+            both.append(sample.model_copy(update={"settled_token_ids": tokens, "kept_characters": known, **unrewarded}))
+    return [*update.rewarded(both, given.settings.reward), *context_line_samples(given, range(given.count))]
 
 
 def kept(given: Interactions, number: int, sample: Sample, generated: str) -> int | None:
@@ -163,15 +167,14 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
     """Return samples as RLinf's online example makes them: the shown text, tokenised again and scored by the current weights."""
     completions = given.complete(RLINF_TEMPERATURE)
     answered = [n for n, c in enumerate(completions) if shown_sample(given, n, c, 1.0).outcome in ("accepted", "rejected")]
-    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
-    shown = {n: given.pauses[n].answer(completions[n].text)[0].shown for n in answered}
-    tokens = {n: tokenizer.encode(text, add_special_tokens=False).ids for n, text in shown.items()}
-    scores = Generator(given.checkpoint, given.settings.model).score([(completions[n].prompt, tokens[n]) for n in answered])
-    rescored = [
-        (n, replace(completions[n], tokens=tuple(tokens[n]), logprobs=tuple(logprobs)))
-        for n, logprobs in zip(answered, scores, strict=True)
+    shown = [given.pauses[n].answer(completions[n].text)[0].shown for n in answered]
+    tokens = [given.tokenizer.encode(text, add_special_tokens=False).ids for text in shown]
+    scores = given.generator.score([(completions[n].prompt, ids) for n, ids in zip(answered, tokens, strict=True)])
+    samples = [
+        shown_sample(given, n, replace(completions[n], tokens=tuple(ids), logprobs=tuple(logprobs)), 1.0)
+        for n, ids, logprobs in zip(answered, tokens, scores, strict=True)
     ]
-    return reward_of_samples([shown_sample(given, n, completion, 1.0) for n, completion in rescored], RLINF_REWARD)
+    return update.rewarded(samples, RLINF_REWARD)
 
 
 def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
@@ -180,13 +183,10 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
     Raises:
         ValueError: there are no groups.
     """
-    settings, completions = given.settings, {sample.completion_id: sample for sample in shown}
-    tokenizer = Tokenizer.from_file(str(given.checkpoint / "tokenizer.json"))
-    places = []
+    settings, completions, places = given.settings, {sample.completion_id: sample for sample in shown}, []
     for number, label in given.labels.items():
         pause, sample = given.pauses[number], completions.get(str(number))
-        generated = tokenizer.decode(sample.token_ids) if sample else ""
-        accepted = {"accepted": True, "rejected": False}.get(sample.outcome) if sample else None
+        generated = given.tokenizer.decode(sample.token_ids) if sample else ""
         place = SettledPlace(
             id=str(number),
             project=PROJECT,
@@ -197,18 +197,12 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
             settled=label.text,
             whole=label.whole,
             shown=pause.answer(generated)[0].shown,
-            accepted=accepted,
+            accepted={"accepted": True, "rejected": False}.get(sample.outcome) if sample else None,
         )
         places.append(place)
-    wanted = Groups(
-        places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=settings.serving.sampling.exploring_temperature
-    )
-
-    def sampler(contexts: Sequence[tuple[str, str]]) -> Sequence[SampledCompletion]:
-        generator, most = Generator(given.checkpoint, settings.model), settings.serving.sampling.max_tokens
-        return generator.sample(contexts, most, wanted.temperature, given.seed)
-
-    found = draw(places, given.version, sampler, wanted, settings.reward, {})
+    temperature = settings.serving.sampling.exploring_temperature
+    wanted = Groups(places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=temperature)
+    found = draw(places, given.version, lambda asked: given.sampled(asked, temperature), wanted, settings.reward, {})
     if found.reason:
         raise ValueError(f"--interactions: no groups, since there are {found.reason}; ask for more")
     return list(found.samples)
@@ -216,57 +210,31 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
 
 def judge_groups(given: Interactions) -> list[Sample]:
     """Return GRPO's samples: a group at every 8th pause, scored without a developer. As many samples as pauses."""
-    generator, positions = Generator(given.checkpoint, given.settings.model), [p.position for p in given.pauses[::GROUP_SIZE]]
-    made = cycles.sample_groups(
-        generator, ReferenceJudge(), positions, GROUP_SIZE, given.settings, given.seed, version=given.version
-    )
+    positions = [pause.position for pause in given.pauses[::GROUP_SIZE]]
+    judge, generator = ReferenceJudge(), given.generator
+    made = cycles.sample_groups(generator, judge, positions, GROUP_SIZE, given.settings, given.seed, version=given.version)
     return list(made.samples)
-
-
-def written_tokens(given: Interactions) -> Sequence[tuple[int, ...]]:
-    """Return the tokens of each pause's settled text; empty where hindsight does not know it."""
-    settings = given.settings
-    tokens = SettledTokens(given.renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
-    labels = (given.labels.get(number) for number in range(given.count))
-    return [tuple(tokens.ids(label.text, label.whole)) if label else () for label in labels]
-
-
-def empty_sample(given: Interactions, number: int, prompt: Sequence[int] | None = None, temperature: float = 1.0) -> Sample:
-    """Return a pause as a sample with nothing but a prompt; None: the prompt of its request."""
-    pause = given.pauses[number]
-    return Sample(
-        completion_id=str(number),
-        user=pause.developer.name,
-        policy_version=given.version,
-        prompt_token_ids=tuple(given.renderer.render(pause.prefix, pause.suffix) if prompt is None else prompt),
-        token_ids=(),
-        logprobs=(),
-        temperature=temperature,
-        outcome="unjudged",
-        shown_characters=0,
-        accepted_characters=0,
-    )
 
 
 def shown_sample(given: Interactions, number: int, completion: SampledCompletion, temperature: float) -> Sample:
     """Return a completion with its developer's answer."""
     pause = given.pauses[number]
     outcome, choice = pause.answer(completion.text)
-    draws = pause.draws
-    typed = pause.position.truth[: draws.typed] if draws.types_on else ""
-    if pause.developer.silent or draws.superseded or not completion.text.startswith(typed):
+    typed = pause.position.truth[: pause.draws.typed] if pause.draws.types_on else ""
+    if pause.developer.silent or pause.draws.superseded or not completion.text.startswith(typed):
         answer = "unjudged"
     else:
         answer = "nothing" if choice is None else "accepted" if choice.accepted else "rejected"
     shown = len(completion.text if answer == "unjudged" else outcome.shown)
-    return empty_sample(given, number, completion.prompt, temperature).model_copy(
-        update={
-            "token_ids": completion.tokens,
-            "logprobs": tuple(min(value, 0.0) for value in completion.logprobs),
-            "outcome": answer,
-            "shown_characters": shown,
-            "accepted_characters": shown * (answer == "accepted"),
-        }
+    return given.sample(
+        number,
+        completion.prompt,
+        token_ids=completion.tokens,
+        logprobs=tuple(min(value, 0.0) for value in completion.logprobs),
+        temperature=temperature,
+        outcome=answer,
+        shown_characters=shown,
+        accepted_characters=shown * (answer == "accepted"),
     )
 
 

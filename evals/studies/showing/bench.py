@@ -14,9 +14,7 @@ from tokenizers import Tokenizer
 from evals.bench.figures import Bench, Figure, Size, figure, in_thread
 from evals.developers import Schedule, code_from
 from evals.progress import Part
-from evals.studies.showing import frontier
-from evals.studies.showing.frontier import Shown, comparison
-from evals.studies.showing.pauses import CompletedPauses, completed, decisions
+from evals.studies.showing.rules import CompletedPauses, Shown, comparison, completed, level_figures
 from infra import settings as configuration
 from infra.model.showing import Estimate, decide
 from infra.settings import Settings
@@ -36,14 +34,17 @@ CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
 """Cumulative probabilities below which the second plain rule cuts a completion."""
 
 
-def places_of(settings: Settings, requests: int, users: int, seed: int, part: Part) -> CompletedPauses:
+def places_of(settings: Settings, requests: int, part: Part) -> CompletedPauses:
     """Return the first pauses of the live sessions with the base's completions."""
-    schedule, base = Schedule(users, seed, code_from()), configuration.path(settings.model.base)
+    schedule, base, sampling = (
+        Schedule(USERS, SEED, code_from()),
+        configuration.path(settings.model.base),
+        settings.serving.sampling,
+    )
     pauses = [schedule.first_pause(number) for number in range(requests)]
-    sampling = settings.serving.sampling
-    generator = Generator(base, settings.model)
     contexts = [(pause.prefix, pause.suffix) for pause in pauses]
-    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, seed, progress=part.advance)
+    generator = Generator(base, settings.model)
+    sampled = generator.sample(contexts, sampling.max_tokens, sampling.temperature, SEED, progress=part.advance)
     return completed(pauses, sampled, Tokenizer.from_file(str(base / "tokenizer.json")), sampling.temperature)
 
 
@@ -67,21 +68,20 @@ def decision_ms(estimate: Estimate, places: CompletedPauses, max_tokens: int) ->
     return (time.perf_counter() - began) * 1e3 / rounds
 
 
-def figures(settings: Settings, places: CompletedPauses, share: float = 0.5) -> Iterator[Figure]:
-    """Fit on the first part of the places; yield what the rules are worth at the others.
+def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
+    """Fit on the first half of the places; yield what the rules are worth at the others.
 
     Raises:
         ValueError: the estimate cannot be fitted.
     """
-    first = round(share * len(places.pauses))
+    first = round(len(places.pauses) / 2)
     earlier, later = places[:first], places[first:]
     fitted = fit([c for c in earlier.completions if not np.isnan(c.kept).all()])
     if isinstance(fitted, Unfitted):
         raise ValueError(f"no estimate from {first} places: {fitted.reason}; set more than {len(places.pauses)} REQUESTS")
     estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
     outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
-    everything = [len(c.ends) for c in later.completions]
-    base = outcomes.of(everything)
+    base = outcomes.of(later.everything)
     yield figure("places", len(later.pauses), "")
     yield figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests")
     yield figure("shown all: kept characters", base.mean("kept"), "a request")
@@ -89,12 +89,11 @@ def figures(settings: Settings, places: CompletedPauses, share: float = 0.5) -> 
     yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, "")
     yield figure("decision", decision_ms(estimate, later, most), "ms", most=1.0)
     for level in ("eager", "balanced", "quiet"):
-        decided = decisions(chances, later, getattr(showing, level), most)
-        sampled = 100 * (sum(d.sampled for d in decided) / sum(everything) - 1)
-        own = outcomes.of([d.shown for d in decided])
-        yield from frontier.level_figures(level, own, base)
+        decided = later.decisions(chances, getattr(showing, level), most)
+        sampled = 100 * (sum(d.sampled for d in decided) / sum(later.everything) - 1)
+        yield from level_figures(level, outcomes.of([d.shown for d in decided]), base)
         yield figure(f"{level}: tokens sampled", sampled, "%")
-    ours = [outcomes.of([d.shown for d in decisions(chances, later, price, most)]) for price in PRICES]
+    ours = [outcomes.of([d.shown for d in later.decisions(chances, price, most)]) for price in PRICES]
     for rule, thresholds in ((held, HOLDS), (cut, CUTS)):
         theirs = [outcomes.of(rule(later, threshold)) for threshold in thresholds]
         yield from comparison(rule.__name__, thresholds, theirs, ours, base)
@@ -102,13 +101,13 @@ def figures(settings: Settings, places: CompletedPauses, share: float = 0.5) -> 
 
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """Complete the pauses, then compare the rules."""
-    async for one in in_thread(compared(settings, bench, REQUESTS.of(bench.quick))):
+
+    def compared() -> Iterator[Figure]:
+        requests = REQUESTS.of(bench.quick)
+        with bench.part("completions", requests, share=0.9) as part:
+            places = places_of(settings, requests, part)
+        with bench.part("rules", share=0.1):
+            yield from figures(settings, places)
+
+    async for one in in_thread(compared()):
         yield one
-
-
-def compared(settings: Settings, bench: Bench, requests: int) -> Iterator[Figure]:
-    """Yield the figures of so many pauses."""
-    with bench.part("completions", requests, share=0.9) as part:
-        places = places_of(settings, requests, USERS, SEED, part)
-    with bench.part("rules", share=0.1):
-        yield from figures(settings, places)

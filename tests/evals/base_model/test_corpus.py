@@ -1,13 +1,15 @@
 """Training examples are pieces of real files, rendered as for serving, and never from held-out packages."""
 
+import json
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from evals.base_model import corpus, sources
-from evals.base_model.files import training_files
+from evals.base_model.sources import training_files
 from infra.model.fim import END, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Renderer
 from tasks.evaluation.heldout import HELD_OUT_PACKAGES, held_out_files, read_source, site_packages
 
@@ -86,3 +88,8 @@ def test_training_files_have_no_held_out_code():
 def test_sources_are_listed_with_version_and_licence(tmp_path):
     table = sources.table({"numpy": 2_000_000, sources.STANDARD_LIBRARY: 1_000_000})
     assert "numpy " in table and "(2.00)" in table and "**PSF-2.0**: the standard library 3.11" in table
+
+
+def test_the_layout_of_the_tokenizer_names_the_special_tokens():
+    layout = json.loads((Path(corpus.__file__).parent / "layout/tokenizer_config.json").read_text())
+    assert {layout["eos_token"], layout["pad_token"], *layout["additional_special_tokens"]} == {*SPECIAL_TOKENS}

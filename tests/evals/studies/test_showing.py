@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from evals.studies.showing.bench import cut, held
-from evals.studies.showing.frontier import TokenOutcomes, comparison, gain, gain_per_shown, level_figures
-from evals.studies.showing.pauses import CompletedPauses
+from evals.studies.showing.rules import CompletedPauses, TokenOutcomes, comparison, gain, gain_per_shown, level_figures
 from infra.model.showing import Place
 from tasks.showing.labels import LabelledCompletion
 
@@ -19,7 +18,7 @@ def test_what_a_rule_is_worth_adds_up_by_user() -> None:
     assert [ALL.mean(measure) for measure in ("accepted", "kept", "shown")] == [0.5, 11 / 4, 1.0]
     best = OUTCOMES.of([1, 2, 0, 2])
     assert [best.mean(measure) for measure in ("accepted", "kept", "shown")] == [0.75, 14 / 4, 0.75]
-    assert best.of("kept").tolist() == [3, 11] and best.requests.tolist() == [2, 2]
+    assert best.values["kept"].tolist() == [3, 11] and best.requests.tolist() == [2, 2]
     assert gain(best, ALL, "accepted", ALL)[0] == pytest.approx(50) and gain(ALL, ALL, "kept", ALL) == (0.0, 0.0)
     assert gain_per_shown(best, ALL)[0] == pytest.approx(100) and gain_per_shown(ALL, ALL) == (0.0, 0.0)
 

@@ -33,7 +33,7 @@ def generator() -> Generator:
 
 def test_advantages_compare_the_completions_of_one_place(generator: Generator) -> None:
     grouped = cycles.sample_groups(generator, ReferenceJudge(), PLACES, 4, GROUP, seed=1)
-    assert (len(grouped.samples), grouped.failed) == (12, 0)
+    assert (len(grouped.samples), grouped.failed.total()) == (12, 0)
     for start in (0, 4, 8):
         group = grouped.samples[start : start + 4]
         assert len({s.prompt_token_ids for s in group}) == 1
@@ -53,7 +53,7 @@ class FailsOnce(ReferenceJudge):
 
 def test_a_group_with_a_failed_judgement_has_no_samples(generator: Generator) -> None:
     grouped = cycles.sample_groups(generator, FailsOnce(), PLACES, 4, GROUP, seed=1)
-    assert (len(grouped.samples), grouped.failed) == (8, 1)
+    assert (len(grouped.samples), grouped.failed.total()) == (8, 1)
 
 
 def test_samples_and_a_job_are_written(generator: Generator, tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_failures_are_counted_if_all_judgements_fail(generator: Generator) -> No
             return [Failed("unavailable", "")] * len(items)
 
     grouped = cycles.sample_groups(generator, AlwaysFails(), PLACES[:1], 2, GROUP, seed=1)
-    assert (grouped.samples, grouped.failed) == ((), 2)
+    assert (grouped.samples, grouped.failed.total()) == ((), 2)

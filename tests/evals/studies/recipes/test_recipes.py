@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from evals.base_model import update
+from evals.compare.gains import Sums, by_user
 from evals.developers import Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
 from evals.studies.recipes import cells, samples
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
-from evals.studies.recipes.gains import Gain, Outcomes, difference, figures
+from evals.studies.recipes.gains import Gain, difference, figures, sums
 from evals.studies.recipes.samples import RECIPES, Interactions, Recipe, matched
-from evals.studies.showing.pauses import CompletedPauses
+from evals.studies.showing.rules import CompletedPauses
 from infra import settings as configuration
 from infra.model.showing import Place
 from infra.records import Sample
@@ -148,8 +150,8 @@ def gain(change: float, seed: int = 0, interactions: int = 7200, ground: str = "
     base = rng.random(1000) * 0.2
     trained = base + change + rng.normal(0, 0.01, 1000)
     users = [f"u{i % 50}" for i in range(1000)]
-    best, served, after = (Outcomes(users, list(values), list(10 * values)) for values in (base, base - 0.01, trained))
-    return Gain(ground, interactions, best, served, after, (best, after))  # type: ignore[arg-type]
+    best, served, after = (by_user(users, {"accepted": v, "kept": 10 * v}) for v in (base, base - 0.01, trained))
+    return Gain(ground, interactions, best, served, after, after)  # type: ignore[arg-type]
 
 
 def test_a_gain_is_in_points_with_an_interval_over_the_users_of_all_seeds() -> None:
@@ -202,7 +204,7 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
         (log.parent / "checkpoint").symlink_to(base)
         made["trained"] += 1
 
-    monkeypatch.setattr(cells, "follow", trained)
+    monkeypatch.setattr(update, "follow", trained)
     monkeypatch.setattr(samples, "context_line_samples", lambda *_: [])
     same = Recipe("", lambda given: [sample_of(3, "a")], {"surrogate_weight": 0.0})
     monkeypatch.setattr(cells, "RECIPES", {"settled": same, "silent": same})
@@ -215,12 +217,22 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
     assert [line.split(": ")[1].split(" ")[0] for line in said] == ["samples", "update"]
     rest = replace(bench, parts=Parts(math.inf, said.append))
     first = rest.gains("settled")
-    assert [(g.ground, g.interactions, len(g.trained.users)) for g in first] == [("later", 8, 4), ("new", 8, 2), ("seen", 8, 1)]
-    assert first[0].trained == first[0].served, "the model that was copied is the base"
-    assert first[0].weights[0] == first[0].weights[1] == first[0].best, "too few places for an estimate: all is shown"
+    assert [(g.ground, g.interactions, g.trained.requests.sum()) for g in first] == [
+        ("later", 8, 4),
+        ("new", 8, 2),
+        ("seen", 8, 1),
+    ]
+    assert values(first[0].trained) == values(first[0].served), "the model that was copied is the base"
+    assert values(first[0].trained_all) == values(first[0].best), "too few places for an estimate: all is shown"
     done = len(said)
-    assert rest.gains("silent") == first and made["trained"] == 1
+    again = rest.gains("silent")
+    assert [[values(s) for s in sums([g])] for g in again] == [[values(s) for s in sums([g])] for g in first]
+    assert [(g.ground, g.interactions) for g in again] == [(g.ground, g.interactions) for g in first] and made["trained"] == 1
     assert said[done:] == ["seed 0, silent: samples 0 to 8"]
+
+
+def values(found: Sums) -> dict[str, list[float]]:
+    return {"requests": found.requests.tolist()} | {name: column.tolist() for name, column in found.values.items()}
 
 
 def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +254,6 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
 @pytest.mark.stack
 def test_a_recipe_trains_and_is_compared(settings: Settings, tmp_path: Path) -> None:
     bench = Bench(0, Sizes(20, (32,), 32, 8), Schedule(20, 0, code_from()), settings, tmp_path, Parts(math.inf, print))
-    trained = {gain.ground: gain.weights[1].accepted != gain.best.accepted for gain in bench.gains("both")}
+    trained = {gain.ground: values(gain.trained_all) != values(gain.best) for gain in bench.gains("both")}
     assert trained.keys() == {"later", "new", "seen"}
     assert len(list((tmp_path / "models").glob("*/checkpoint/model.safetensors"))) == 1
