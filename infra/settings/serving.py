@@ -15,10 +15,8 @@ class Sampling(Section):
     temperature: float = Field(1.0, gt=0, le=2)
     """Temperature of completions: the one at which most are accepted. The client's own is ignored."""
     exploring_share: float = Field(0.0, ge=0, le=0.1)
-    """Share of requests sampled at exploring_temperature instead, so that training sees what the policy would rarely write. They
+    """Share of requests sampled at temperature 0.8 instead, so that training sees what the policy would rarely write. They
     are recorded as exploring, and no experiment counts them. Acceptance falls with the share. 0: none explores."""
-    exploring_temperature: float = Field(0.8, gt=0, le=2)
-    """Temperature of exploring requests."""
     max_tokens: int = Field(32, ge=1)
     """Maximum tokens of a completion; a client may ask for fewer."""
     withhold_below: float = Field(0.0, ge=0, lt=1)

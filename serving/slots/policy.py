@@ -11,6 +11,8 @@ from infra.records import Arm
 from infra.settings.schema import Sampling
 from serving.engine.protocol import EngineRequest
 
+EXPLORING_TEMPERATURE = 0.8
+"""Temperature of requests that explore (serving.sampling.exploring_share)."""
 TOP_P = 1.0
 """Nucleus mass. Below 1 the recorded log-probabilities would belong to the truncated distribution, and training refuses them."""
 CHARACTERS_PER_TOKEN = 8
@@ -53,7 +55,7 @@ class Policy:
         return EngineRequest(
             prompt_token_ids=prompt,
             max_tokens=sampling.max_tokens if max_tokens is None else min(max_tokens, sampling.max_tokens),
-            temperature=sampling.exploring_temperature if exploring else sampling.temperature,
+            temperature=EXPLORING_TEMPERATURE if exploring else sampling.temperature,
             top_p=TOP_P,
             stop_token_ids=list(self.stop_token_ids),
             version=version,

@@ -22,6 +22,8 @@ DualClip = Annotated[float, Field(ge=0), AfterValidator(_zero_or_above_one)]
 class UpdateSettings(Recipe):
     """The options of one update, as the job file (`tasks.trainer.job.Job`) holds them."""
 
+    seed: int = 0
+    """Seed of the order of samples."""
     threads: int = Field(0, ge=0)
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
     dual_clip: DualClip = 0.0

@@ -23,7 +23,7 @@ async def check(call: Callable[..., Awaitable[Any]], run: Run) -> None:
         run: runs a script in the page and returns the value of its promise.
     """
     await run(distribution("axe-core-python").locate_file("axe_core_python/axe.min.js").read_text() + "; true")
-    papers = set()
+    papers: set[str] = set()
     for width in WIDTHS:
         await call("Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         for scheme in SCHEMES:

@@ -17,6 +17,7 @@ from evals.base_model import update
 from evals.studies.judged.settings import StudySettings, name_of
 from infra.records import Sample
 from infra.settings import Settings
+from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation import judge as judges
 from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.evaluation.positions import Position
@@ -76,8 +77,17 @@ def run(
         if recipe == OURS:
             taught = sample_accepts(generator, judge, part, settings, version, cycle)
         else:  # as many completions as there are positions
-            whole, places = judged.whole_text, part[:: judged.group]
-            taught = sample_groups(generator, judge, places, judged.group, settings, cycle, version=version, whole=whole)
+            taught = sample_groups(
+                generator,
+                judge,
+                part[:: judged.group],
+                judged.group,
+                settings,
+                cycle,
+                version=version,
+                whole=judged.whole_text,
+                temperature=judged.temperature,
+            )
         if not taught.samples:
             raise NothingToLearn(
                 f"{recipe}, cycle {cycle}: the judge {name!r} scored none of {len(part)} positions "
@@ -102,7 +112,7 @@ def sample_accepts(
     generator: Generator, judge: judges.Judge, positions: Sequence[Position], settings: StudySettings, version: str, seed: int
 ) -> Taught:
     """Complete each position once, accept by the judge's score, and return the samples; blank text is never shown."""
-    temperature, whole = settings.serving.sampling.exploring_temperature, settings.judged.whole_text
+    temperature, whole = settings.judged.temperature, settings.judged.whole_text
     completions, scores = complete_and_score(generator, judge, positions, settings, temperature, seed, whole)
     samples, known = [], []
     for number, (made, score) in enumerate(zip(completions, scores, strict=True)):
@@ -126,13 +136,13 @@ def sample_groups(
     *,
     version: str = VERSION,
     whole: bool = False,
+    temperature: float = EXPLORING_TEMPERATURE,
 ) -> Taught:
     """Sample `group_size` completions at each position, score them, and estimate their advantages within each group.
 
     Args:
         whole: whether completions have further lines.
     """
-    temperature = settings.serving.sampling.exploring_temperature
     repeated = [position for position in positions for _ in range(group_size)]
     completions, scores = complete_and_score(generator, judge, repeated, settings, temperature, seed, whole)
     samples: list[Sample] = []

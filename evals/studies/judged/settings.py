@@ -26,6 +26,8 @@ def same(one: Judge, other: Judge) -> bool:
 class Judged(Section):
     judge: Judge = Judge(kind="kept")
     """The judge that rewards: it accepts or rejects, and scores the groups of GRPO. Never `evaluate.judge`, which scores."""
+    temperature: float = Field(0.8, gt=0, le=2)
+    """Temperature of the completions that the judge rewards."""
     threshold: float = Field(6.0, gt=0, le=10)
     """Score from 0 to 10 from which on the user accepts."""
     file: Path | None = None

@@ -17,6 +17,7 @@ from infra.model.kept_text import kept_characters
 from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.schema import Groups, Reward
+from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation.judge import ReferenceJudge
 from tasks.evaluation.models.generation import Generator, SampledCompletion
 from tasks.labels import context_lines
@@ -27,7 +28,7 @@ GROUP_SIZE = 8
 SPARE = 1.3
 """Rows of the control's pool for each row that is chosen from it."""
 RLINF_TEMPERATURE = 0.1
-RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, nothing=0.0, baseline="none", normalise=False)
+RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, baseline="none", normalise=False)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
             accepted={"accepted": True, "rejected": False}.get(sample.outcome) if sample else None,
         )
         places.append(place)
-    temperature = settings.serving.sampling.exploring_temperature
+    temperature = EXPLORING_TEMPERATURE
     wanted = Groups(places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=temperature)
     found = draw(places, given.version, lambda asked: given.sampled(asked, temperature), wanted, settings.reward, {})
     if found.reason:
@@ -262,7 +263,7 @@ def as_served(given: Interactions, settled: bool = False) -> list[Sample]:
 
 def explored(given: Interactions) -> list[Sample]:
     """Return the samples of completions at the exploring temperature."""
-    return shown_samples(given, given.settings.serving.sampling.exploring_temperature, False)
+    return shown_samples(given, EXPLORING_TEMPERATURE, False)
 
 
 def with_groups(given: Interactions) -> list[Sample]:

@@ -13,7 +13,7 @@ from tests.serving.helpers import ADMINISTRATOR
 
 
 def policy(tokenizer: Tokenizer, share: float) -> Policy:
-    explored = Sampling(temperature=0.1, exploring_share=share, exploring_temperature=0.8)
+    explored = Sampling(temperature=0.1, exploring_share=share)
     return Policy(tokenizer, None, {"champion": explored, "challenger": Sampling(temperature=0.3)}, ())
 
 
@@ -35,7 +35,7 @@ def test_an_exploring_request_has_a_temperature_of_its_own(tokenizer: Tokenizer)
 
 async def test_the_record_tells_exploring_requests_apart(tmp_path: Path, tokenizer: Tokenizer) -> None:
     house = House(tmp_path, tokenizer)
-    house.sampling["champion"] = Sampling(temperature=0.8, exploring_share=0.1, exploring_temperature=1.5)
+    house.sampling["champion"] = Sampling(temperature=0.5, exploring_share=0.1)
     async with house:
         for _ in range(80):
             await house.complete()
@@ -43,8 +43,8 @@ async def test_the_record_tells_exploring_requests_apart(tmp_path: Path, tokeniz
         for _ in range(40):
             assert (await house.complete(headers=pinned)).status_code == 200
         rows = house.rows("completions")
-        assert {row.temperature for row in rows if row.exploring} == {1.5}
-        assert {row.temperature for row in rows if not row.exploring} == {0.8}
+        assert {row.temperature for row in rows if row.exploring} == {0.8}
+        assert {row.temperature for row in rows if not row.exploring} == {0.5}
         assert not any(row.exploring for row in rows if row.pinned)
         explored = sum(row.exploring for row in rows)
         assert explored > 0

@@ -8,7 +8,7 @@ from evals.demo import history
 from evals.demo.history import LoopState
 from evals.demo.record import Step
 from infra import cli
-from infra.records import Bucket, Decision, Verdict
+from infra.records import Bucket, ExperimentRecord, Verdict
 from infra.registry.client import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect
@@ -19,7 +19,7 @@ from tasks.labels.collect import collect
 from tasks.labels.explain import Fate
 from tasks.steps import transaction
 from tasks.validation.quarantine import ValidationEvidence
-from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback
 
 SETTINGS = Settings(collect=Collect(max_user_share=1))
 
@@ -109,7 +109,8 @@ def test_the_demo_reads_a_row_of_each_ended_cycle_with_its_verdict(store: Memory
     ended = {"version": "2", "reason": "it was registered", "result": "registered"}
     outcomes = {"cycle-000001": {**ended, "experiment": "e1"}, "cycle-000002": {**ended, "experiment": "", "result": "refused"}}
     verdict = Verdict(verdict="promote", reason="won", estimate=0.02, low=0.01, high=0.03)
-    state = LoopState(Aliases(None, None, None, None), outcomes, {"e1": Decision.model_construct(verdict=verdict)})
+    experiment = ExperimentRecord(id="e1", champion="1", challenger="2", share=0.5, started=NOW)
+    state = LoopState(Aliases(None, None, None, None), outcomes, {"e1": decision(experiment, verdict, NOW)})
     first, second = history.cycle_rows(store, state)
     assert (first.verdict, first.reason, first.estimate, first.low, first.high) == ("promote", "won", 0.02, 0.01, 0.03)
     assert (first.judge, first.kl, first.clip_fraction, first.samples) == (7.5, 0.25, 0.125, 1)

@@ -14,7 +14,7 @@ from tasks.rewards.reward import LEAST_OF_A_LANGUAGE, advantages, group_advantag
 from tests.tasks.made import sample
 from tests.tasks.rows import sample_frame
 
-SETTINGS = Reward(accepted=0.75, rejected=-0.25, nothing=-0.05)
+SETTINGS = Reward(accepted=0.75, rejected=-0.25)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ SETTINGS = Reward(accepted=0.75, rejected=-0.25, nothing=-0.05)
         ({"accepted_characters": 8}, 0.75),
         ({"shown_characters": 50, "accepted_characters": 50}, 0.75),
         ({"outcome": "rejected", "accepted_characters": 0}, -0.25),
-        ({"outcome": "nothing", "shown_characters": 0, "accepted_characters": 0}, -0.05),
+        ({"outcome": "nothing", "shown_characters": 0, "accepted_characters": 0}, 0.0),
         ({"outcome": "partially_accepted", "accepted_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25),
         # Of an accept counts what is kept: a quarter of it, nothing of it.
         ({"accepted_characters": 8, "kept_characters": 2}, 0.25 * 0.75 - 0.75 * 0.25),

@@ -22,6 +22,7 @@ from infra import settings as configuration
 from infra.model.showing import Place
 from infra.records import Sample
 from infra.settings import Settings
+from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation import positions
 from tasks.evaluation.models.generation import SampledCompletion
 from tasks.showing.fit import Unfitted
@@ -140,7 +141,7 @@ def test_groups_that_nobody_saw_stand_beside_what_was_shown(
     made = RECIPES["both_groups"].samples(given)
     drawn = [s for s in made if s.outcome == "judged"]
     assert [s for s in made if s.outcome != "judged"] == RECIPES["both"].samples(given)
-    assert drawn and {s.temperature for s in drawn} == {settings.serving.sampling.exploring_temperature}
+    assert drawn and {s.temperature for s in drawn} == {EXPLORING_TEMPERATURE}
     assert {s.completion_id.split("/")[0] for s in drawn} <= {str(number) for number in given.labels}
 
 
