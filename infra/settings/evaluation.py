@@ -70,8 +70,8 @@ candidate's completions."""
 
 class Gate(Section):
     alpha: float = Field(0.025, gt=0, lt=0.5)
-    """One-sided level of each guardrail's bounds. At this one, at most 5 % of candidates that are worse by one margin pass (`make
-    bench ARGS=gate`): the bounds are approximations."""
+    """One-sided level of each guardrail's bounds. At this one, at most 5 % of candidates that are worse by one margin pass
+    (`tabloop bench gate`): the bounds are approximations."""
     min_places: int = Field(200, ge=2)
     """Minimum number of places for a verdict; with fewer the candidate is undecided."""
     slice_margins: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})

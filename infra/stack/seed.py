@@ -23,7 +23,7 @@ def check_base(settings: Settings) -> None:
         architectures.check(settings_.path(settings.model.base))
     except UnsupportedCheckpoint as error:
         raise NoBaseModel(
-            f"model.base = {str(settings.model.base)!r}: {error}. Train the base model with `make base`, or set model.base"
+            f"model.base = {str(settings.model.base)!r}: {error}. Train the base model with `tabloop base`, or set model.base"
         ) from None
 
 

@@ -102,7 +102,7 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.n
     under clustering (Deng, Knoblich & Lu 2018, "Applying the Delta Method in Metric Analytics", section 3)."""
     total = denominators.sum()
     if total == 0:
-        raise ValueError("no requests were answered; nothing can be compared. `make status` shows whether serving is up")
+        raise ValueError("no requests were answered; nothing can be compared. `tabloop status` shows whether serving is up")
     value = numerators.sum() / total
     return float(value), (numerators - value * denominators) / total
 

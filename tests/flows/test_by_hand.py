@@ -40,7 +40,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_not_do_it(versions: World) -
 
 def test_a_refused_move_fails_with_the_next_command(versions: World) -> None:
     state = promote(1, return_state=True)
-    assert state.is_failed() and "version 1 is champion" in str(state.message) and "`make rollback`" in str(state.message)
+    assert state.is_failed() and "version 1 is champion" in str(state.message) and "`tabloop rollback`" in str(state.message)
 
 
 def execute(deployed: FlowRun) -> State:

@@ -3,7 +3,7 @@
 Each guardrail is a test of its own at level alpha, and the candidate passes only if all of them do, so that the chance to pass
 with one true loss of its margin is at most alpha however many there are (the intersection-union test: Berger 1982,
 "Multiparameter hypothesis testing and acceptance sampling"). Many guardrails cost power: sizes and margins are chosen so that an
-equal candidate passes in nine of ten cases (`make bench ARGS=gate`).
+equal candidate passes in nine of ten cases (`tabloop bench gate`).
 
 A candidate fails where a guardrail is not surely within its margin and surely worse, at alpha divided by the number of guardrails
 (Bonferroni). Everything else is undecided, which does not pass.

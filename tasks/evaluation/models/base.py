@@ -41,7 +41,7 @@ class Text:
         """
         file = checkpoint / "tokenizer.json"
         if not file.exists():
-            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
+            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`tabloop base` makes one)")
         tokenizer = Tokenizer.from_file(str(file))
         return cls(tokenizer, Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens))
 

@@ -50,7 +50,7 @@ class Generator:
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         tokenizer = checkpoint / "tokenizer.json"
         if not tokenizer.exists():
-            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`make base` makes one)")
+            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`tabloop base` makes one)")
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
         logging.disable_progress_bar()  # a progress bar would break the progress line of a long command

@@ -13,7 +13,7 @@ def weights_sha256(checkpoint: Path) -> str:
     digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise NoWeights(
-            f"checkpoint {checkpoint}: no *.safetensors; give a directory in Hugging Face layout (`make base` makes one)"
+            f"checkpoint {checkpoint}: no *.safetensors; give a directory in Hugging Face layout (`tabloop base` makes one)"
         )
     for file in files:
         with file.open("rb") as stream:

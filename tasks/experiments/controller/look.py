@@ -98,7 +98,7 @@ def _paused(observed: ObservedTest) -> Found:
     if verdict.verdict == "breach":
         return _ended(observed, verdict, totals)
     by = experiment.stage.by
-    ways = f"`make promote`, `make rollback`{', or resume on the status page' if by else ''}"
+    ways = f"`tabloop promote`, `tabloop rollback`{', or resume on the status page' if by else ''}"
     reason = f"paused{f' by {by}' if by else ''}, a person decides ({ways}): {verdict.reason}"
     return Found(verdict.model_copy(update={"verdict": "undecided", "reason": reason}))
 

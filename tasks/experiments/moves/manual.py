@@ -60,7 +60,7 @@ class Plan:
         says = WARNINGS.get(self.evaluation, f"has the unknown verdict {self.evaluation!r} of the held-out gate")
         return (
             f"version {self.version} {says}; evaluation.json of its cycle and its page in MLflow say why. "
-            "`make rollback` puts the champion before it back"
+            "`tabloop rollback` puts the champion before it back"
         )
 
     def summary(self) -> str:

@@ -41,7 +41,8 @@ def resume(store: ObjectStore, registry: Registry, request: MoveRequest) -> None
         return
     if not running.stage.by:
         raise NothingToDo(
-            f"resume: the test of version {request.version} is over, without proof either way: `make promote` or `make rollback`"
+            f"resume: the test of version {request.version} is over, without proof either way: `tabloop promote` or "
+            "`tabloop rollback`"
         )
     _enter(store, registry, running, stages.resume(running, request.time, request.reason, request.by), request.time)
 

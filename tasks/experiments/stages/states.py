@@ -47,16 +47,16 @@ NEEDS_REASON: frozenset[State] = frozenset({"failed", "rolled_back"})
 """States from which a version is promoted only with a reason, since the loop decided against it."""
 NEXT: Mapping[ManualKind, Mapping[State, str]] = {
     "promote": {
-        "champion": "It is served already; `make rollback` puts the champion before it back",
-        "failed": "Its test rejected it; to promote it all the same, say why: `make promote VERSION={version} REASON='...'`",
-        "rolled_back": "It was taken back; to promote it all the same, say why: `make promote VERSION={version} REASON='...'`",
+        "champion": "It is served already; `tabloop rollback` puts the champion before it back",
+        "failed": "Its test rejected it; to promote it all the same, say why: `tabloop promote {version} --reason '...'`",
+        "rolled_back": "It was taken back; to promote it all the same, say why: `tabloop promote {version} --reason '...'`",
     },
     "roll_back": {
-        "champion": "It is served already; `make rollback` without a version puts the champion before it back",
-        "candidate": "It was never champion: `make promote VERSION={version}`",
-        "challenger": "It was never champion: `make promote VERSION={version}`",
-        "failed": "Its test rejected it; to serve it all the same, say why: `make promote VERSION={version} REASON='...'`",
-        "rolled_back": "It was taken back; to serve it all the same, say why: `make promote VERSION={version} REASON='...'`",
+        "champion": "It is served already; `tabloop rollback` without a version puts the champion before it back",
+        "candidate": "It was never champion: `tabloop promote {version}`",
+        "challenger": "It was never champion: `tabloop promote {version}`",
+        "failed": "Its test rejected it; to serve it all the same, say why: `tabloop promote {version} --reason '...'`",
+        "rolled_back": "It was taken back; to serve it all the same, say why: `tabloop promote {version} --reason '...'`",
     },
 }
 """What to do where a person's move is refused, by the state of the version."""

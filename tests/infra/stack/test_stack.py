@@ -127,7 +127,7 @@ def test_the_error_for_a_missing_base_model_names_the_command_that_creates_it(
 ) -> None:
     with stack_.environment_of(tmp_path):
         monkeypatch.setenv("TABLOOP_MODEL__BASE", str(tmp_path / "none"))
-        with pytest.raises(NoBaseModel, match="make base"):
+        with pytest.raises(NoBaseModel, match="tabloop base"):
             control.up(["s3"])
 
 

@@ -129,14 +129,14 @@ def test_the_previous_champion_of_a_registry_older_than_the_log_is_rolled_back_t
 @pytest.mark.parametrize(
     ("move", "version", "expected"),
     [
-        (manual.promote, "3", r"version 3 is champion, expected .*nothing was changed.*`make rollback`"),
-        (manual.promote, "2", r"version 2 is failed, expected a reason.*`make promote VERSION=2 REASON='\.\.\.'`"),
-        (manual.promote, "4", r"version 4 is rolled back, expected a reason.*`make promote VERSION=4 REASON='\.\.\.'`"),
-        (manual.rollback, "3", r"version 3 is champion, expected a version in state retired.*`make rollback`"),
-        (manual.rollback, "2", r"roll back: version 2 is failed, expected.*`make promote VERSION=2 REASON"),
-        (manual.rollback, "4", r"version 4 is rolled back, expected.*`make promote VERSION=4 REASON"),
-        (manual.rollback, "5", r"version 5 is candidate, expected.*`make promote VERSION=5`"),
-        (manual.rollback, "6", r"version 6 is challenger, expected.*`make promote VERSION=6`"),
+        (manual.promote, "3", r"version 3 is champion, expected .*nothing was changed.*`tabloop rollback`"),
+        (manual.promote, "2", r"version 2 is failed, expected a reason.*`tabloop promote 2 --reason '\.\.\.'`"),
+        (manual.promote, "4", r"version 4 is rolled back, expected a reason.*`tabloop promote 4 --reason '\.\.\.'`"),
+        (manual.rollback, "3", r"version 3 is champion, expected a version in state retired.*`tabloop rollback`"),
+        (manual.rollback, "2", r"roll back: version 2 is failed, expected.*`tabloop promote 2 --reason"),
+        (manual.rollback, "4", r"version 4 is rolled back, expected.*`tabloop promote 4 --reason"),
+        (manual.rollback, "5", r"version 5 is candidate, expected.*`tabloop promote 5`"),
+        (manual.rollback, "6", r"version 6 is challenger, expected.*`tabloop promote 6`"),
     ],
 )
 def test_an_illegal_move_is_refused_with_the_next_command_before_anything_is_written(move, version, expected) -> None:
