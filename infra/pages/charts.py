@@ -203,6 +203,22 @@ def series(
     return svg(width, height, title, description, marks)
 
 
+def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
+    """Return horizontal bars, each with its name and the text beside it."""
+    label = min(width * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
+    note = CHARACTER * max((len(words) for *_, words in rows), default=0)
+    x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, width - note - 8)
+    marks = []
+    for index, (name, value, words) in enumerate(rows):
+        top = 4 + 22 * index
+        marks += [
+            text(label - 6, top + 13, name, "end"),
+            f'<rect class="bar" x="{label:.1f}" y="{top}" width="{max(x(value) - label, 0.0):.1f}" height="16"/>',
+            text(x(value) + 4, top + 13, words),
+        ]
+    return svg(width, 8 + 22 * len(rows), title, description, marks)
+
+
 def standalone(svg: str) -> str:
     """Return a chart as a separate image, including its style."""
     opening, rest = svg.split(">", 1)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from infra.pages import charts, time_charts
-from infra.pages.charts import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Chart, ConfidenceSequence, Point
+from infra.pages.charts import BOTTOM, CHARACTER, LEFT, RIGHT, TOP, WIDTH, Chart, ConfidenceSequence, Point
 from infra.pages.time_charts import Line, Span, Track
 
 HEIGHT = 210
@@ -32,12 +32,13 @@ TRACKS = [Track("cycle-2", [Span(3600, 7200, "bar"), Span(5400, 9e9, "span")]), 
     "svg",
     [
         charts.sequence(CHART),
+        charts.bars("a <b>", "c & d", [("trained & kept", 3, "3, 75 %"), ("waiting", 1, "1, 25 %")]),
         time_charts.lines("a <b>", "c & d", LINES),
         time_charts.timeline("a <b>", "c & d", TRACKS, 9000.0),
         charts.series("a <b>", "c & d", SERIES, connected=True),
         charts.interval(POINTS[-1], (-0.05,), "no", "worse <than> its margin"),
     ],
-    ids=["sequence", "lines", "timeline", "series", "interval"],
+    ids=["sequence", "bars", "lines", "timeline", "series", "interval"],
 )
 def test_a_chart_tells_itself_in_words_and_runs_and_loads_nothing(svg: str) -> None:
     root = parsed(svg)
@@ -81,6 +82,14 @@ def test_groups_of_a_series_stand_apart_and_their_lines_too() -> None:
     svg = charts.series("a", "b", [Point(0, float(n)) for n in range(5)], connected=True, groups=[("first", 2), ("second", 3)])
     lines = [len((line.get("points") or "").split()) for line in of_kind(svg, "line")]
     assert lines == [2, 3] and len(of_kind(svg, "end")) == 1 and ">first<" in svg and ">second<" in svg
+
+
+def test_bars_are_as_long_as_their_values_and_end_within_the_chart() -> None:
+    svg = charts.bars("a", "b", [("one", 4.0, "4, 80 %"), ("two", 1.0, "1, 20 %"), ("none", 0.0, "0")])
+    widths = [float(bar.get("width") or 0) for bar in of_kind(svg, "bar")]
+    assert widths[0] == pytest.approx(4 * widths[1], abs=0.3) and widths[2] == 0
+    (first, *_) = of_kind(svg, "bar")
+    assert float(first.get("x") or 0) + widths[0] + CHARACTER * len("4, 80 %") <= WIDTH
 
 
 def test_lines_over_time_lie_where_their_values_are_and_their_names_stand_apart() -> None:
