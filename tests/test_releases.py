@@ -4,6 +4,7 @@ Before each look of the watch that counts, another one is killed by SIGKILL at a
 ramp, and the serving app in the test and during the watch.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="a killed release has
 SLOW_SECONDS = 0.3
 
 
-def kinds(made: World) -> list[tuple[str, str]]:
+def kinds(made: World) -> Sequence[tuple[str, str | None]]:
     """Return kind and stage of every move, oldest first."""
     return [(move.kind, move.stage) for move in log.backwards(made.store)][::-1]
 

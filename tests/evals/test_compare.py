@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -93,11 +94,13 @@ def test_the_command_compares_directories(
     assert "<h1>" in (tmp_path / "report.html").read_text()
     client = mlflow_run.connect(settings.registry)
     experiment = client.get_experiment_by_name("tabloop-comparisons")
+    assert experiment
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params["verdict.1"] == "undecided" and run.data.params["places"] == "26"
     assert "model_1.edit_similarity.difference.low" in run.data.metrics
     table = json.loads(Path(client.download_artifacts(run.info.run_id, mlflow_run.TABLE, str(tmp_path))).read_text())
     assert len(table["data"]) == 26 and "model_1: completion" in table["columns"], "two places are for silence"
+    assert run.inputs
     (dataset,) = run.inputs.dataset_inputs
     assert dataset.dataset.name == "packages" and len(dataset.dataset.digest) == mlflow_run.DIGEST
 
@@ -178,7 +181,7 @@ def test_models_are_scored_at_the_same_places_and_drift_is_computed_where_it_has
     assert list(scored.scores) == ["a", "b"] and scored.sets == {"held_out": places.sha256}
     assert scored.calibration.counts and scored.calibration.auc == 1.0
     drifts = [s.drift for s in scored.scores["b"].by_position]
-    assert sum(drifts) / len(drifts) > 0.1, "another model finds these completions less likely"
+    assert sum(cast(list[float], drifts)) / len(drifts) > 0.1, "another model finds these completions less likely"
     assert [s.drift for s in scored.scores["a"].by_position] == [0.0] * 24
     candidate, champion = scored.scores["b"].by_position, scored.scores["a"].by_position
     findings = {f.guardrail: f for f in gate_candidate(candidate, champion, settings.evaluate.gate).findings}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from prefect.automations import Automation
@@ -45,7 +46,7 @@ def webhook(prefect: None) -> Iterator[tuple[list[dict], Settings]]:
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listening.server_port}/hook"
-        yield handler.posted, Settings(orchestration=Orchestration(webhook=url))
+        yield cast(Any, handler).posted, Settings(orchestration=Orchestration(webhook=url))
         automations.apply(Settings())
         listening.shutdown()
         thread.join()
@@ -61,10 +62,10 @@ def test_automations_are_made_once_and_removed_with_the_setting(webhook: tuple[l
     _, settings = webhook
     names = [automations.PREFIX + name for name in automations.NAMES]
     assert automations.apply(settings) == names
-    first = Automation.read(name=names[0]).id
+    first = cast(Any, Automation.read(name=names[0])).id
     assert automations.apply(settings) == names
     assert existing() == sorted(names)
-    assert Automation.read(name=names[0]).id == first
+    assert cast(Any, Automation.read(name=names[0])).id == first
     assert automations.apply(Settings()) == []
     assert existing() == []
 

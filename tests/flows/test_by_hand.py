@@ -1,5 +1,7 @@
 """The flows that a person runs: promote and rollback, with a dry run and with an approval."""
 
+from typing import cast
+
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
@@ -45,7 +47,7 @@ def test_a_refused_move_fails_with_the_next_command(versions: World) -> None:
 
 def execute(deployed: FlowRun) -> State:
     """Execute a run of a deployment, as a worker does."""
-    return run_flow(promote, deployed, return_type="state", parameters=deployed.parameters)
+    return cast(State, run_flow(promote, deployed, return_type="state", parameters=deployed.parameters))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from fastapi import FastAPI
@@ -61,7 +61,7 @@ async def _main_loop(server: Server, ended: asyncio.Event) -> None:
 async def _shutdown(server: Server, sockets: Sequence[socket.socket]) -> None:
     """uvicorn's shutdown with a grace of two seconds, but in steps of 1 ms instead of 100, of which it always waits one."""
     for listener in (*server.servers, *sockets):
-        listener.close()
+        cast(Any, listener).close()
     state = server.server_state
     for connection in list(state.connections):
         connection.shutdown()

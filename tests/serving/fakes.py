@@ -9,7 +9,7 @@ import textwrap
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from aiohttp import web
@@ -128,7 +128,7 @@ class FakeEngine:
         """Run the engine and yield its address."""
         self.endpoints = Endpoints(self, ENGINE_TOKEN, {"127.0.0.1"}, Unauthenticated(60), self.checkpoints)
         app = self.endpoints.app()
-        app.middlewares.append(self._add_connection)
+        app.middlewares.append(cast(Any, self._add_connection))
         async with aiohttp_app(app) as self.url:
             yield self.url
 
@@ -330,7 +330,7 @@ class House:
         champion = Sampling(temperature=0.8, max_tokens=24, withhold_below=withhold_below)
         self.sampling: dict[Arm, Sampling] = {"champion": champion, "challenger": challenger or champion}
         tokens = {"token": EDITOR, "admin_token": ADMIN, "simulation_token": SIMULATION, "user_secret": "salt"}
-        values = tokens | {"terms": {"experiments": True}, "name_users": True} | (settings or {})
+        values: dict[str, Any] = tokens | {"terms": {"experiments": True}, "name_users": True} | (settings or {})
         values["tokens"] = {"proxy": PROXY} | values.get("tokens", {})
         self.settings = ServingSettings(**values)
         self.exit_stack = contextlib.AsyncExitStack()

@@ -43,9 +43,9 @@ async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path
             assert value(series, "tokens_total", **sampled) == sum(len(row.token_ids) for row in arm_rows) > 0
             assert value(series, "withheld_total", **sampled) == (requests[arm] if arm == "champion" else None)
             for name, field in (("first_token", "ttft_ms"), ("completion", "total_ms")):
-                times = [getattr(row, field) for row in arm_rows]
-                assert value(series, f"{name}_seconds_count", **labels) == len(times)
-                assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(times) / 1e3)
+                taken = [getattr(row, field) for row in arm_rows]
+                assert value(series, f"{name}_seconds_count", **labels) == len(taken)
+                assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(taken) / 1e3)
 
 
 async def test_disconnected_clients_are_counted_by_version_and_arm(house: House) -> None:

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientSession, WSMessage, web
@@ -120,7 +121,7 @@ async def client_of(engine: FakeEngine, token: str = ENGINE_TOKEN) -> AsyncItera
 
 async def test_many_completions_share_a_connection_and_get_their_own_tokens() -> None:
     class Echo(FakeEngine):
-        async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
+        async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
             for step in range(20):
                 yield Delta([request.prompt_token_ids[0]], [-0.5], "0", "stop" if step == 19 else None)
                 await asyncio.sleep(0)
@@ -140,6 +141,7 @@ async def test_leaving_a_request_at_once_leaves_no_generation_running() -> None:
     async with client_of(engine) as client:
         await _generate(client, REQUEST)
         channel = client._channel
+        assert channel
         async with channel.request(REQUEST.fields()), channel.request(REQUEST.fields()):
             pass  # the second request's start and stop are in one message
         assert len(await _generate(client, REQUEST)) >= 1
@@ -181,7 +183,7 @@ deltas = st.builds(
 
 @given(st.lists(deltas, max_size=8), st.booleans())
 def test_adjacent_deltas_of_one_version_are_merged_without_loss(sent: list[Delta], fails: bool) -> None:
-    client = EngineClient(None, "http://e", None)
+    client = EngineClient(cast(Any, None), "http://e", None)
     merged: list[Delta] = []
     rows = [delta.row() for delta in sent] + ([[503, "gone"]] if fails else [])
     with pytest.raises(EngineDown) if fails else contextlib.nullcontext():

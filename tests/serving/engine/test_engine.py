@@ -66,7 +66,7 @@ class RunningEngine:
         return counters["vllm:prefix_cache_queries_total"], counters["vllm:prefix_cache_hits_total"]
 
 
-FAMILIES = {
+FAMILIES: dict[str, Any] = {
     "qwen3": {"head_dim": 64, "tie_word_embeddings": False},
     "llama": {"attention_bias": True},
 }
@@ -74,7 +74,7 @@ FAMILIES = {
 
 
 @contextmanager
-def running_engine(directory: Path, family: str = "qwen2", **changes: object) -> Iterator[RunningEngine]:
+def running_engine(directory: Path, family: str = "qwen2", **changes: Any) -> Iterator[RunningEngine]:
     """Start an engine with version 1 of two random models of an architecture."""
     models = {v: tiny_models.write_model(directory / v, int(v), family=family, **changes) for v in ("1", "2")}
     url, log, metrics = processes.free_url(), directory / "log", directory / "metrics"

@@ -134,7 +134,8 @@ async def test_a_disconnect_stops_the_engine_and_the_completion_is_recorded(hous
             await (await task).aclose()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await until(lambda stream=stream: len(house.rows("completions")) == (1 if stream else 2))
+        count = 1 if stream else 2
+        await until(lambda: len(house.rows("completions")) == count)  # noqa: B023
         row = house.rows("completions")[-1]
         assert row.finish_reason == "disconnected" and 0 < len(row.token_ids) < len(house.engines[0].reply)
         assert TEXT.startswith(row.text) and row.policy_version == "0" and not row.mixed
@@ -274,7 +275,14 @@ async def test_a_disconnect_during_the_body_is_not_a_server_error(house: House, 
 
 
 async def test_default_values_of_editors_are_accepted(house: House) -> None:
-    ignored_values = {"temperature": 0.01, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "model": "another", "user": "ada"}
+    ignored_values: dict[str, Any] = {
+        "temperature": 0.01,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "model": "another",
+        "user": "ada",
+    }
     default_values: dict[str, Any] = {
         "n": 1,
         "best_of": 1,

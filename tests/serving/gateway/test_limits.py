@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -192,7 +192,7 @@ async def test_connections_that_their_clients_close_together_are_closed_some_at_
     connections, seen = hasty.connections, []
     Left.closed = 0
     for _ in range(3 * CLOSED_AT_ONCE + 1):
-        connections.finish(Left())
+        connections.finish(cast(Any, Left()))
     while Left.closed < 3 * CLOSED_AT_ONCE + 1:
         await asyncio.sleep(0)
         seen.append(Left.closed)
@@ -363,7 +363,7 @@ async def test_brackets_in_a_text_are_no_structure(hasty: House) -> None:
 @pytest.mark.timing(reason="bounds the CPU seconds of one step of the event loop")
 async def test_no_body_stops_the_event_loop(house: House, frozen: None, path: str) -> None:
     bodies = {key: body for key, body in hostile_bodies(STRUCTURES, TEXTS).items() if key[0] == path}
-    over: dict[str, Any] = {}
+    over: dict[tuple[str, str, str], float] = {}
     await asyncio.to_thread(exchange, house.urls[0], post(path, with_field(path, "x", b"1")))
     for key, body in bodies.items():
         for _ in range(3):  # the least of three: only a stop that comes back is the request's

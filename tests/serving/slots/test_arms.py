@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from infra.identity import user_hash
-from infra.records import Stage
+from infra.records import Arm, Stage
 from infra.settings.schema import Sampling
 from tests.serving.fakes import House, experiment
 from tests.serving.helpers import ADMINISTRATOR, run_experiment
@@ -83,7 +83,8 @@ async def test_a_pinned_request_may_name_its_temperature_and_no_other(house: Hou
 async def test_each_arm_has_its_own_sampling_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
     async with House(tmp_path, tokenizer, challenger=Sampling(temperature=0.3, max_tokens=2)) as house:
         await run_experiment(house)
-        for arm, sampling in (("champion", (0.8, 24)), ("challenger", (0.3, 2))):
+        cases: tuple[tuple[Arm, tuple[float, int]], ...] = (("champion", (0.8, 24)), ("challenger", (0.3, 2)))
+        for arm, sampling in cases:
             await house.complete(headers={"X-Tabloop-Arm": arm, **ADMINISTRATOR})
             row = house.rows("completions")[-1]
             assert (row.arm, row.temperature, row.max_tokens) == (arm, *sampling)

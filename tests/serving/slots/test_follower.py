@@ -149,7 +149,7 @@ async def test_the_follower_keeps_following_during_loads(house: House) -> None:
     following = asyncio.create_task(house.follower.run())
     for version in ("3", "1", "2"):
         house.registry.aliases = {"champion": version}
-        await until(lambda version=version: house.arms.slots[house.number("champion")].version == version)
+        await until(lambda: house.arms.slots[house.number("champion")].version == version)  # noqa: B023
         assert await _serving_version(house) == version
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 import uuid
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tokenizers import Tokenizer
@@ -14,7 +15,7 @@ from tests.serving.helpers import ADMINISTRATOR
 
 def policy(tokenizer: Tokenizer, share: float) -> Policy:
     explored = Sampling(temperature=0.1, exploring_share=share)
-    return Policy(tokenizer, None, {"champion": explored, "challenger": Sampling(temperature=0.3)}, ())
+    return Policy(tokenizer, cast(Any, None), {"champion": explored, "challenger": Sampling(temperature=0.3)}, ())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1])

@@ -3,6 +3,7 @@
 import base64
 import re
 import time
+from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.routing import Route
@@ -43,7 +44,7 @@ async def test_the_page_requires_an_administrators_token(house: House) -> None:
         (basic_auth(TOKEN), 403),
         (basic_auth(ADMIN), 200),
     ):
-        response = await house.client.get(house.urls[0] + "/", headers=headers)
+        response = await house.client.get(house.urls[0] + "/", headers=cast(Any, headers))
         assert (response.status_code, "www-authenticate" in response.headers) == (status, status == 401)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.tasks.made import MemoryStore
 SETTINGS = Settings()
 
 
-def calibrated(scored: ScoredModels, **fields: object) -> ScoredModels:
+def calibrated(scored: ScoredModels, **fields: Any) -> ScoredModels:
     return replace(scored, calibration=replace(CALIBRATION, **fields))
 
 

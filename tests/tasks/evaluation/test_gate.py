@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def every(change: Callable[[PositionScore], PositionScore], share: float = 1.0) 
     return [change(s) if i < share * PLACES else s for i, s in enumerate(scores())]
 
 
-WORSE = {"exact": False, "edit_similarity": 0.0, "matching_characters": 0, "judged": 0.0}
+WORSE: dict[str, Any] = {"exact": False, "edit_similarity": 0.0, "matching_characters": 0, "judged": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Promotion and rollback by hand: what is refused, what ends a test, and what a run that was killed leaves to the next one."""
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, de
 
 AT_ONCE = Settings(experiment=Experiment(shadow_requests=0, ramp=(), watch_seconds=0))
 """Settings of a test without stages before and after it."""
-KINDS = {manual.promote: "promote", manual.rollback: "roll_back"}
+KINDS: dict[Any, Any] = {manual.promote: "promote", manual.rollback: "roll_back"}
 REJECTED = Verdict(verdict="reject", reason="accepted less")
 
 

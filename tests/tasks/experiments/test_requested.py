@@ -1,5 +1,7 @@
 """What administrators ask for on the status page: carried out once, refused with a reason, and safe against kills."""
 
+from typing import Any
+
 import pytest
 
 from infra.records import MoveRequest, Stage
@@ -98,7 +100,7 @@ def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int
         ({"version": "9"}, NOW + 20, "HTTP 404"),
     ],
 )
-def test_a_refused_request_changes_nothing_and_says_why(asked: dict[str, str], now: float, expected: str) -> None:
+def test_a_refused_request_changes_nothing_and_says_why(asked: dict[str, Any], now: float, expected: str) -> None:
     store, registry = world()
     registry.versions["4"][REMOVED_TAG] = "2027-03-01T03:17:00+00:00"
     ask(store, **asked)

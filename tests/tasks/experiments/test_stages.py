@@ -1,6 +1,7 @@
 """The stages of a test: what leads from one to the next, what ends it in each, and the watch over what it promotes."""
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,7 +134,7 @@ class Life:
         self.store.put_rows(f"events/completions/{hour}/{self.batch}.parquet", completions)
         self.store.put_rows(f"events/feedback/{hour}/{self.batch}.parquet", events)
 
-    def kinds(self) -> list[tuple[str, str]]:
+    def kinds(self) -> Sequence[tuple[str, str | None]]:
         """Return kind and stage of every move, oldest first."""
         return [(move.kind, move.stage) for move in log.backwards(self.store)][::-1]
 
@@ -328,7 +329,7 @@ def test_no_test_opens_beside_a_watch(life: Life) -> None:
 
 @pytest.mark.parametrize("then", ["advance", "promote", "roll back"])
 def test_a_watch_killed_at_any_write_changes_no_outcome(then: str) -> None:
-    def play(writes: int) -> tuple[dict[str, str], list[tuple[str, str]], ExperimentRecord | None]:
+    def play(writes: int) -> tuple[dict[str, str], Sequence[tuple[str, str | None]], ExperimentRecord | None]:
         store, registry = world()
         record = release.open_experiment(store, registry.client, release.propose(store, SETTINGS, cycle("2"), "2", "1", NOW))
         assert record

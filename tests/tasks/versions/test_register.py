@@ -59,6 +59,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     assert (logged.data.tags["manifest_sha256"], logged.data.tags["code"]) == (dataset, "0.1.0+test")
     assert (logged.info.status, logged.data.tags["reason"]) == ("FINISHED", "fine")
     assert logged.data.metrics["bucket.stale"] == 3
+    assert logged.inputs
     assert {i.dataset.digest for i in logged.inputs.dataset_inputs} == {dataset[:32]}
     assert logged.data.metrics["showing.calibration_error"] == pytest.approx(fitted.reliability.error)
     names = ("requests.md", "measures.md", "data_docs/samples.html", "showing.md", "showing.svg")

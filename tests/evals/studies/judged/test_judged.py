@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -45,13 +46,15 @@ class Careful(KeptJudge):
 def test_a_completion_is_accepted_from_the_threshold_on_and_a_failure_is_no_rejection() -> None:
     texts = ["sum(values, 0)", "sum(values, 9)", "print()", "", "  ", "sum(values, 5)"]
     settings = StudySettings(judged=Judged(threshold=9.0))
-    taught = cycles.sample_accepts(Fixed(texts), Careful(), PLACES, settings, "v1", 1)
+    taught = cycles.sample_accepts(cast(Any, Fixed(texts)), Careful(), PLACES, settings, "v1", 1)
     assert [s.outcome for s in taught.samples] == ["accepted", "rejected", "rejected", "nothing", "nothing"]
     assert [(s.shown_characters, s.accepted_characters) for s in taught.samples[:2]] == [(14, 14), (14, 0)]
     assert taught.failed == {"garbage": 1} and all(s.logprobs == (-0.5, 0.0) and s.policy_version == "v1" for s in taught.samples)
     assert taught.samples[0].reward == settings.reward.accepted and taught.samples[1].reward == settings.reward.rejected
     assert taught.samples[0].advantage > 0 > taught.samples[1].advantage
-    lenient = cycles.sample_accepts(Fixed(texts), Careful(), PLACES, StudySettings(judged=Judged(threshold=1.0)), "v1", 1)
+    lenient = cycles.sample_accepts(
+        cast(Any, Fixed(texts)), Careful(), PLACES, StudySettings(judged=Judged(threshold=1.0)), "v1", 1
+    )
     assert [s.outcome for s in lenient.samples][:3] == ["accepted", "accepted", "rejected"]
 
 
