@@ -103,7 +103,7 @@ def test_groups_are_sealed_with_the_samples_and_a_resumed_cycle_draws_none_anew(
         def __init__(self, checkpoint: Path, model: object) -> None:
             drawn.append(checkpoint.name)
 
-        def sample(self, contexts: Sequence[tuple[str, str]], *_: object) -> list[SampledCompletion]:
+        def sample(self, contexts: Sequence[tuple[str, str]], *_: object, **__: object) -> list[SampledCompletion]:
             texts = ["written()" if number % 4 == 0 else "wrong" for number in range(len(contexts))]
             return [SampledCompletion((1, 2), (3, 4), (-0.5, -0.5), text) for text in texts]
 
