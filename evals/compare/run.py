@@ -65,8 +65,7 @@ def score_with_progress(
 def run(settings: Settings, names: Sequence[str], options: Options) -> None:
     """Compare models and print the report; the first of the names is the baseline.
 
-    Raises:
-        ValueError: there is no model to compare with the baseline, or a model or set is not found.
+    Raises ValueError where there is no model to compare with the baseline, or a model or set is not found.
     """
     if len(names) < 2:
         raise ValueError(f"expected a baseline and at least one model to compare with it, got only {names[0]!r}")

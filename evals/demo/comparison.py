@@ -62,9 +62,8 @@ def sums(paired: PairedRun) -> list[Sums]:
 def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> GroundRow:
     """Return the baselines of a paired run.
 
-    Args:
-        names: of its pins (closing.pins_of); the base as served is the base at its best where it is not among them.
-        temperature: at which the base is at its best.
+    `names`: of its pins (closing.pins_of); the base as served is the base at its best where it is not among them.
+    `temperature`: at which the base is at its best.
     """
     pins = dict(zip(names, sums(paired), strict=True))
 
@@ -89,9 +88,8 @@ def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> G
 def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Exploration:
     """Return what exploring costs and brings.
 
-    Args:
-        requests: of history.request_rows; `accepted` is null where a request counts in no measure.
-        share: of requests that explore, by the settings.
+    `requests`: of history.request_rows; `accepted` is null where a request counts in no measure. `share`: of requests that
+    explore, by the settings.
     """
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, 2)))
     for row in requests:

@@ -66,8 +66,7 @@ class Grounds:
         The file is finished around the place, and its hole is empty from the cursor on; the suffix begins after the hole.
         `several_lines`: the share of places whose truth covers one to three further lines.
 
-        Raises:
-            ValueError: the ground has no line.
+        Raises ValueError where the ground has no line.
         """
         stretches, ends = self._stretches[ground]
         if not stretches:
@@ -152,8 +151,7 @@ def _long_lines(text: str) -> list[str]:
 def code_from(directories: Sequence[Path] = ()) -> positions.Code:
     """Return the Python files below the directories; without directories, the held-out files that no model is scored on.
 
-    Raises:
-        ValueError: a path is not a directory, or the directories hold no Python file.
+    Raises ValueError where a path is not a directory, or the directories hold no Python file.
     """
     if not directories:
         return positions.Code(positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])))

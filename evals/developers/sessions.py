@@ -161,11 +161,7 @@ class Team:
 
 
 def sessions_of_pass(sources: Sequence[Source], team: Team, quirks: Quirks, seed: int, number: int) -> tuple[Session, ...]:
-    """Return the sessions of a pass, in order, numbered from 0.
-
-    Raises:
-        ValueError: no file has a live hole.
-    """
+    """Return the sessions of a pass, in order, numbered from 0. Raises ValueError where no file has a live hole."""
     mixed: list[tuple[float, str, Session]] = []
     for source in sources:
         rng = random_stream("sessions", seed, number, source.name)

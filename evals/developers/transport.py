@@ -52,8 +52,7 @@ class Address:
 def simulation_token(settings: Settings) -> str:
     """Return the token with which simulated developers name themselves and see versions.
 
-    Raises:
-        ValueError: the settings have no such token, or do not let tokens name users.
+    Raises ValueError where the settings have no such token, or do not let tokens name users.
     """
     serving = settings.serving
     if serving.simulation_token is None or not serving.name_users:

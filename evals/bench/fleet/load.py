@@ -140,10 +140,8 @@ class ArmCounts:
 def arm_counts(completions: Iterable[Completion], test: ExperimentRecord, away: Sequence[tuple[float, float]]) -> ArmCounts:
     """Count the requests since a test began.
 
-    Args:
-        completions: all that are stored.
-        test: by user.
-        away: begin and end of the times in which an engine was away, in Unix seconds.
+    `completions`: all that are stored; `test`: by user; `away`: begin and end of the times in which an engine was away, in Unix
+    seconds.
     """
     rows = [row for row in completions if row.time >= test.started]
     assigned = [row for row in rows if row.assigned == test.id]

@@ -44,13 +44,7 @@ def haproxy_program() -> str | None:
 
 
 def haproxy_configuration(page: str, ports: Sequence[int], replicas: Sequence[tuple[int, int]]) -> str:
-    """Return the documented configuration with addresses of this machine.
-
-    Args:
-        page: the page's text.
-        ports: those of HAProxy for completions and feedback.
-        replicas: those of each replica.
-    """
+    """Return the page's configuration with ports of this machine: those of HAProxy and of each replica."""
     fence = re.search(r"^```haproxy\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert fence, "the page has a configuration"
     text, default = fence[1], {"8081": 0, "8082": 1}

@@ -20,8 +20,7 @@ Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 def worsened(check: Check, mean: float, candidate: Values, draw: np.random.Generator) -> Values:
     """Return the measures of a candidate that is worse by one margin of a check, on average.
 
-    Args:
-        mean: the measure's mean over all places from which the candidate's were drawn.
+    `mean`: the measure's mean over all places from which the candidate's were drawn.
     """
     name = check.guardrail.measure.name
     if name == VARIETY:

@@ -148,8 +148,7 @@ def train_by_reward(base: Path, folder: Path, places: Sequence[Position], settin
 
     A group's advantages change their sign with the reward.
 
-    Raises:
-        RuntimeError: training failed.
+    Raises RuntimeError where training failed.
     """
     generator, judge = Generator(base, settings.model), judges.build(Judge(kind="kept"))
     samples = cycles.sample_groups(generator, judge, places, GROUP, settings, seed=0).samples

@@ -28,8 +28,7 @@ from infra.settings import Settings
 def counts(text: str) -> list[int]:
     """Return numbers of interactions: one, several with commas between them, or FIRST..LAST, each twice the one before.
 
-    Raises:
-        ValueError: they are not ascending numbers above 0.
+    Raises ValueError where they are not ascending numbers above 0.
     """
     if doubled := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         first, last = map(int, doubled.groups())
@@ -81,9 +80,8 @@ async def run(settings: Settings, bench: benches.Bench) -> AsyncIterator[Figure]
 def compare(settings: Settings, options: Options, progress: Progress) -> list[Figure]:
     """Run the recipes and return the figures.
 
-    Raises:
-        ValueError: a name is not the name of a recipe.
-        Paused: the time is over; the message says how many runs are made.
+    Raises ValueError where a name is not the name of a recipe. Raises Paused where the time is over; the message says how many
+    runs are made.
     """
     if unknown := [name for name in options.recipes if name not in RECIPES]:
         raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")

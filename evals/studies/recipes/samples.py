@@ -181,8 +181,7 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
 def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
     """Return the rows of groups as a cycle draws them, at the positions of shown completions.
 
-    Raises:
-        ValueError: there are no groups.
+    Raises ValueError where there are no groups.
     """
     settings, completions, places = given.settings, {sample.completion_id: sample for sample in shown}, []
     for number, label in given.labels.items():

@@ -45,9 +45,7 @@ def timed(pauses: Sequence[Pause]) -> Iterator[tuple[float, Pause]]:
 def mined(schedule: Schedule, first: int, count: int, settings: Hindsight, max_tokens: int) -> Mapping[int, Label]:
     """Return the settled texts of `count` pauses from number `first` on, by their index.
 
-    Args:
-        settings: collect.hindsight; its seconds are replaced by those of people.
-        max_tokens: limit of a completion.
+    `settings`: collect.hindsight; its seconds are replaced by those of people. `max_tokens`: limit of a completion.
     """
     pauses = [schedule.first_pause(number) for number in range(first, first + count + BEHIND)]
     rows = [

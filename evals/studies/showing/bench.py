@@ -71,8 +71,7 @@ def decision_ms(estimate: Estimate, places: CompletedPauses, max_tokens: int) ->
 def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
     """Fit on the first half of the places; yield what the rules are worth at the others.
 
-    Raises:
-        ValueError: the estimate cannot be fitted.
+    Raises ValueError where the estimate cannot be fitted.
     """
     first = round(len(places.pauses) / 2)
     earlier, later = places[:first], places[first:]
