@@ -98,16 +98,15 @@ def _acceptance(report: Report) -> Chart:
     live = [(f"v{row.version}", f"v{row.version}", row.acceptance) for row in report.versions]
     title = "Accepted per request by version, %"
     groups = [("same places", len(closing)), *([("live traffic", len(live))] if live else [])]
-    points = [_point(label, rate) for label, _, rate in (*closing, *live)]
+    points = [
+        Point(0, 100 * rate.rate, 100 * rate.low, 100 * rate.high, label, f"{rate.rate:.1%}")
+        for label, _, rate in (*closing, *live)
+    ]
     rows = [("closing comparison", *_cells(name, rate)) for _, name, rate in closing]
     rows += [("live traffic", *_cells(name, rate)) for _, name, rate in live]
     described = "; ".join(f"{where}, {name}: {rate}, from {low} to {high}" for where, name, rate, low, high, _ in rows)
     svg = charts.series(title, described, points, groups=groups)
     return Chart(title, svg, ("measured in", "version", "accepted per request", "from", "to", "requests"), tuple(rows))
-
-
-def _point(label: str, rate: Rate) -> Point:
-    return Point(0, 100 * rate.rate, 100 * rate.low, 100 * rate.high, label, f"{rate.rate:.1%}")
 
 
 def _cells(name: str, rate: Rate) -> tuple[str, str, str, str, str]:

@@ -14,8 +14,7 @@ import aiohttp
 
 from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground
-from evals.developers.live_session import Decision, LiveSession, RunContext
-from evals.developers.pacer import Pacer
+from evals.developers.live_session import Decision, LiveSession, Pacer, RunContext
 from evals.developers.pause import ExpectedOutcome, Pause
 from evals.developers.protocol import Pin
 from evals.developers.schedule import Schedule

@@ -29,7 +29,7 @@ def page() -> str:
 def _sections(path: str, about: str, section: Schema, document: Schema, shipped: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text of a group of settings and of the groups in it; `about` is the description of the field that holds it."""
     fields = {f"{path}.{name}".lstrip("."): given for name, given in section["properties"].items()}
-    alone = {name: given for name, given in fields.items() if not _is_group(given, document)}
+    alone = {name: given for name, given in fields.items() if not ("$ref" in given and "properties" in resolved(given, document))}
     if alone:
         cells = [
             (named(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
@@ -40,11 +40,6 @@ def _sections(path: str, about: str, section: Schema, document: Schema, shipped:
     for name, given in fields.items():
         for place, group in _groups({**given, "description": ""}, document):
             yield from _sections(name + place, given.get("description", ""), group, document, shipped)
-
-
-def _is_group(field: Schema, document: Schema) -> bool:
-    """Return whether a field is one group of settings, rather than a list or a table of them."""
-    return "$ref" in field and "properties" in resolved(field, document)
 
 
 def _groups(field: Schema, document: Schema, place: str = "") -> Iterator[tuple[str, Schema]]:
