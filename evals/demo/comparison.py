@@ -45,18 +45,11 @@ def sums(paired: PairedRun) -> list[Sums]:
     """Return the sums by user of each pin."""
     users = [pair.user for pair in paired.pairs]
     by_pin = ([pair.outcomes[pin] for pair in paired.pairs] for pin in range(len(paired.pins)))
-    return [
-        by_user(
-            users,
-            {
-                "accepted": [o.accepted for o in outcomes],
-                "accepted_characters": [o.accepted_characters for o in outcomes],
-                "kept_characters": [o.kept_characters for o in outcomes],
-                "shown": [bool(o.shown) for o in outcomes],
-            },
-        )
-        for outcomes in by_pin
-    ]
+    metrics, found = ("accepted", "accepted_characters", "kept_characters"), []
+    for outcomes in by_pin:
+        values = {name: [float(getattr(one, name)) for one in outcomes] for name in metrics}
+        found.append(by_user(users, values | {"shown": [float(bool(one.shown)) for one in outcomes]}))
+    return found
 
 
 def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> GroundRow:

@@ -17,7 +17,7 @@ from evals.developers.schedule import Schedule
 from evals.developers.sessions import Draft, Session
 from evals.developers.tally import Example, Tally, last_lines
 from evals.developers.transport import Answer, EditorClient
-from evals.developers.writer import DEBOUNCE_SECONDS, Reaction, Wait
+from evals.developers.writer import DEBOUNCE_SECONDS, Reaction
 from tasks.evaluation.metrics import matching_prefix
 
 DEBOUNCE_MS = 1000 * DEBOUNCE_SECONDS
@@ -135,8 +135,8 @@ class LiveSession:
             while True:
                 step = steps.send(reaction)
                 reaction = None
-                if isinstance(step, Wait):
-                    owed += step.seconds
+                if isinstance(step, float):
+                    owed += step
                     continue
                 await self._context.pacer.sleep(owed / self._context.speed)
                 owed = 0.0

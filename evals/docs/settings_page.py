@@ -5,16 +5,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evals.docs.schema import TOML, Schema, code, forms, named, prose, resolved, table, values, words
-from infra.settings import LOCAL, PREFIX, PRODUCTION, Settings
+from evals.docs.schema import INTROS, TOML, Schema, code, forms, named, prose, resolved, table, values, words
+from infra.settings import LOCAL, PRODUCTION, Settings
 
-INTRO = f"""# Settings
-
-Every setting with its type, default and meaning. [How settings are given](../operations.md#settings): a TOML file, or one
-value in the environment, `{PREFIX}SECTION__NAME`, with sections joined by two underscores. In the names below, `NAME` is a key
-that you choose, and `[]` an entry of a list. Where `local.toml` or `production.toml` differs from the default, its value follows.
-
-"""
 LONG = 60
 """Characters of a default beyond which only its kind is named."""
 
@@ -23,7 +16,7 @@ def page() -> str:
     """Return the page in Markdown."""
     document = Settings.model_json_schema()
     shipped = {name: tomllib.loads(file.read_text()) for name, file in (("local", LOCAL), ("production", PRODUCTION))}
-    return INTRO + "".join(_sections("", "", document, document, shipped))
+    return INTROS["settings"] + "".join(_sections("", "", document, document, shipped))
 
 
 def _sections(path: str, about: str, section: Schema, document: Schema, shipped: Mapping[str, Any]) -> Iterator[str]:

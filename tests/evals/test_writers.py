@@ -16,7 +16,7 @@ from evals.developers.grounds import holes_in
 from evals.developers.holes import holes_of
 from evals.developers.pause import Pause
 from evals.developers.sessions import Draft, Patch, Segment, Session
-from evals.developers.writer import Reaction, Wait, Writer
+from evals.developers.writer import Reaction, Writer
 from tasks.evaluation.positions import Code, Source
 
 TEXT = "".join(
@@ -71,7 +71,7 @@ class Asked:
             while True:
                 step = steps.send(reaction)
                 reaction = None
-                if not isinstance(step, Wait):
+                if not isinstance(step, float):
                     self.pauses.append((step, self.draft.text))
                     reaction = reply(step)
         except StopIteration:
@@ -305,4 +305,4 @@ def test_a_draft_as_planned_is_what_the_earlier_sessions_leave():
         with pytest.raises(StopIteration):
             while True:
                 step = steps.send(reaction)
-                reaction = None if isinstance(step, Wait) else Reaction("rejected")
+                reaction = None if isinstance(step, float) else Reaction("rejected")

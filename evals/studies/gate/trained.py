@@ -97,21 +97,15 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
     ]
     logging.disable_progress_bar()
     trained: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    if recipe.noise:
-        perturb(trained, recipe.noise)
+    with torch.no_grad():
+        for name, weight in trained.named_parameters():
+            if recipe.noise and ".layers." in name and weight.ndim == 2:
+                weight.add_(recipe.noise * weight.std() * torch.randn_like(weight))
     learn(trained, rows, recipe)
     folder.mkdir(parents=True, exist_ok=True)
     trained.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
     return folder
-
-
-@torch.no_grad()
-def perturb(model: Any, share: float) -> None:
-    """Add noise to every weight matrix of the layers."""
-    for name, weight in model.named_parameters():
-        if ".layers." in name and weight.ndim == 2:
-            weight.add_(share * weight.std() * torch.randn_like(weight))
 
 
 def learn(model: Any, rows: Sequence[Example], recipe: Recipe) -> None:

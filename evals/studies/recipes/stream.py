@@ -50,16 +50,9 @@ def mined(schedule: Schedule, first: int, count: int, settings: Hindsight, max_t
     pauses = [schedule.first_pause(number) for number in range(first, first + count + BEHIND)]
     rows = [
         {
-            "id": str(number),
-            "time": time,
-            "project": PROJECT,
-            "user": pause.developer.name,
+            **{"id": str(number), "time": time, "project": PROJECT, "user": pause.developer.name, "prefix": pause.prefix},
+            **{"suffix": pause.suffix, "max_tokens": max_tokens, "opted_out": False, "redacted": False},
             "file": "",  # neither Continue nor Zed sends the file of a request
-            "prefix": pause.prefix,
-            "suffix": pause.suffix,
-            "max_tokens": max_tokens,
-            "opted_out": False,
-            "redacted": False,
         }
         for number, (time, pause) in enumerate(timed(pauses))
     ]
