@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -171,14 +171,6 @@ class Engine(EngineModels):
         return [result.logprobs for result in self._run(batch, lambda _: None)]
 
 
-@contextmanager
-def connect(settings: Settings, server: Server) -> Iterator[Engine]:
-    """Connect to the first engine of the settings."""
-    headers, url = bearer(settings.serving.engine_token), str(settings.serving.engines[0])
-    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client:
-        yield Engine(client, SECONDS, server=server)
-
-
 def differences(
     checkpoint: Path, prompts: list[list[int]], greedy: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
@@ -254,7 +246,9 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         store = ObjectStore.connect(settings.store)
         store.ensure_bucket()
         memory = exits.enter_context(MemoryWatch(PROCESSES))
-        connected = exits.enter_context(connect(settings, started[1]))
+        headers = bearer(settings.serving.engine_token)
+        client = exits.enter_context(httpx.Client(base_url=engine, headers=headers, timeout=SECONDS, trust_env=False))
+        connected = Engine(client, SECONDS, server=started[1])
         loop = Loop(folder, base, layers, store, settings, connected, memory, bench.progress)
         with bench.part("the engine starts", share=0.13):
             yield loop.figure("engine.start", started[1].wait(), "s")

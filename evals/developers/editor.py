@@ -32,7 +32,9 @@ def shown_text(generated: str, prefix: str, suffix: str) -> str:
     text = generated.split("\n", 1)[0] if comment else generated
     below = next((line for line in suffix.split("\n")[1:] if line.strip()), "")
     text = "\n".join(_filter_lines(_until_suffix(text, suffix), below))
-    if not text.strip() or _rewrites_line_above(text, prefix):
+    above = next((line for line in reversed(prefix.split("\n")) if line.strip()), "")
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    if not first or _repeated(above, first):
         return ""
     return text.removeprefix(" ") if prefix.endswith(" ") else text
 
@@ -78,9 +80,3 @@ def _repeated(a: str, b: str) -> bool:
         return False
     a, b = a.strip(), b.strip()
     return bool(b) and abs(len(a) - len(b)) < 0.1 * len(b) and distance(a, b) < 0.1 * len(b)
-
-
-def _rewrites_line_above(text: str, prefix: str) -> bool:
-    above = next((line for line in reversed(prefix.split("\n")) if line.strip()), "")
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    return _repeated(above, first)

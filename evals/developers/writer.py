@@ -2,8 +2,8 @@
 
 `Writer.steps` yields waits in seconds, in which the developer thinks, types or deletes, and pauses, and receives the reaction to
 each pause. A live run sends the pauses to a server; a bench answers each with `Reaction("rejected")`. Every chance event is drawn
-for its line and its stop, so the answers shift no other draw: text that an accepted completion wrote is not written again, and the
-pauses planned in it fall away.
+for its line and its stop, so the answers shift no other draw: text that an accepted completion wrote is not written again, and
+the pauses planned in it fall away.
 """
 
 import re

@@ -11,23 +11,19 @@ def pages() -> dict[str, str]:
     page_of = {each: "events.md" if each.__module__ == events.__name__ else "records.md" for each in records}
     names = {each.__name__: f"[{each.__name__}]({page}#{each.__name__.lower()})" for each, page in page_of.items()}
     for record, page in page_of.items():
-        found[page] += _section(record, names)
+        document = record.model_json_schema()
+        rows = [
+            (
+                named(f"{record.__name__}.{name}", name),
+                words(given, document, names),
+                _default(given),
+                prose(given.get("description", "")),
+            )
+            for name, given in resolved(document, document)["properties"].items()
+        ]
+        head = f"## {record.__name__}\n\n{prose(record.__doc__ or '')}\n\n"
+        found[page] += head + table(("field", "type", "default", "meaning"), rows) + "\n"
     return found
-
-
-def _section(record: type[Record], names: dict[str, str]) -> str:
-    document = record.model_json_schema()
-    rows = [
-        (
-            named(f"{record.__name__}.{name}", name),
-            words(given, document, names),
-            _default(given),
-            prose(given.get("description", "")),
-        )
-        for name, given in resolved(document, document)["properties"].items()
-    ]
-    head = f"## {record.__name__}\n\n{prose(record.__doc__ or '')}\n\n"
-    return head + table(("field", "type", "default", "meaning"), rows) + "\n"
 
 
 def _default(field: Schema) -> str:

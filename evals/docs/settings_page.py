@@ -25,8 +25,7 @@ def _sections(path: str, about: str, section: Schema, document: Schema, shipped:
     alone = {name: given for name, given in fields.items() if not ("$ref" in given and "properties" in resolved(given, document))}
     if alone:
         cells = [
-            (named(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
-            for name, given in alone.items()
+            (named(n), _facts(n, field, document, shipped), prose(field.get("description", ""))) for n, field in alone.items()
         ]
         head = prose(f"{about} {section.get('description', '')}")
         yield f"## {path}\n\n{head}\n\n" + table(("setting", "type; default; shipped", "meaning"), cells) + "\n"

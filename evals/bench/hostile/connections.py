@@ -49,18 +49,14 @@ class Waits:
 async def watched_health(port: int, pid: int, waits: Waits, *, keep: bool) -> AsyncIterator[None]:
     """Ask for /health until the context ends, on one connection or on a new one each time, and note how long it waits."""
     stopping = asyncio.Event()
-    asking = asyncio.create_task(_ask(port, cpu_clock(pid), waits, stopping, keep))
+    clock = (~pid << 3) | 2  # of a process's CPU time: clock_getcpuclockid(3) on Linux, which Python does not offer
+    asking = asyncio.create_task(_ask(port, clock, waits, stopping, keep))
     try:
         await asyncio.sleep(5 * EVERY_SECONDS)
         yield
     finally:
         stopping.set()
         await asking
-
-
-def cpu_clock(pid: int) -> int:
-    """Return the id of the clock of a process's CPU time (clock_getcpuclockid(3) on Linux), which Python does not offer."""
-    return (~pid << 3) | 2
 
 
 async def _ask(port: int, clock: int, waits: Waits, stopping: asyncio.Event, keep: bool) -> None:

@@ -89,10 +89,7 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
     renderer, most = renderer_of(base, settings.model), settings.serving.sampling.max_tokens
     encode, end = renderer.encoder.encode, [renderer.end] if recipe.ends else []
     rows: list[Example] = [
-        (
-            renderer.render(place.prefix, place.suffix),
-            encode(recipe.target(place), add_special_tokens=False).ids[:most] + end,
-        )
+        (renderer.render(place.prefix, place.suffix), encode(recipe.target(place), add_special_tokens=False).ids[:most] + end)
         for place in places[: recipe.steps * BATCH if recipe.places is None else recipe.places]
     ]
     logging.disable_progress_bar()

@@ -6,11 +6,10 @@ server. Every part of a run is kept in var/bench/recipes for the next call. The 
 after each run to var/bench/recipes-so-far.json. infra/docs/contribute/benchmarks.md describes the comparison.
 """
 
-import asyncio
 import math
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -71,10 +70,9 @@ def study(settings: Settings, options: Options) -> int:
         return 0 if write("recipes", found, progress, quick=options.quick) else 1
 
 
-async def run(settings: Settings, bench: benches.Bench) -> AsyncIterator[Figure]:
+def run(settings: Settings, bench: benches.Bench) -> Iterator[Figure]:
     """Run every recipe, in a quick run the shipped one."""
-    for one in await asyncio.to_thread(compare, settings, Options(quick=bench.quick), bench.progress):
-        yield one
+    yield from compare(settings, Options(quick=bench.quick), bench.progress)
 
 
 def compare(settings: Settings, options: Options, progress: Progress) -> list[Figure]:
