@@ -75,10 +75,8 @@ class Part:
 class Progress:
     """The progress of a command on a console.
 
-    Args:
-        work: of all parts, in the unit of their own `work`; 0: unknown, so that only the time left of a part is shown.
-        clock: seconds.
-        every: seconds between two plain lines.
+    `work`: of all parts, in the unit of their own `work`; 0: unknown, so that only the time left of a part is shown. `clock`:
+    seconds. `every`: seconds between two plain lines.
     """
 
     def __init__(
@@ -114,9 +112,8 @@ class Progress:
     def part(self, name: str, total: float = 0.0, *, work: float = 0.0) -> Iterator[Part]:
         """Show one part until the block ends, in place of the part around it.
 
-        Args:
-            total: amount to do, in any unit; 0: unknown.
-            work: its part of the command's work; parts within it are parts of that.
+        `total`: amount to do, in any unit; 0: unknown. `work`: its part of the command's work; parts within it are parts of
+        that.
         """
         before, finished = self._part, self._finished
         self._part = part = Part(name, total, work, self._clock(), self._changed)

@@ -12,7 +12,7 @@ import pytest
 
 from evals.demo.orchestration import Orchestration
 from evals.docs import site
-from evals.docs.app import describe
+from evals.docs.site import describe
 from infra.registry.client import Registry
 from infra.settings import LOCAL, ROOT, Settings, load
 from infra.stack import orchestration

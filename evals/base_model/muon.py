@@ -21,11 +21,7 @@ class MuonWithAdamW:
     def __init__(self, model: Any, settings: Any) -> None:
         """Make a float32 master of every parameter (`main_param`), and two optimizers over the masters.
 
-        Args:
-            settings: trained_model.Optimization.
-
-        Raises:
-            ValueError: the model is split over processes.
+        `settings`: trained_model.Optimization. Raises ValueError where the model is split over processes.
         """
         if parallel_state.get_tensor_model_parallel_world_size() * parallel_state.get_pipeline_model_parallel_world_size() > 1:
             raise ValueError("Muon needs whole matrices; use data parallelism only, or Adam")

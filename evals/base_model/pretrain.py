@@ -73,12 +73,9 @@ def train(
 
     Data-parallel ranks share the rows of a step; rank 0's clock ends the schedule for all.
 
-    Args:
-        weigh: maps tokens [B, T] to the loss weight of each as a target, [B, T].
-        report: called after each step with the tokens so far, this rank's mean loss, the gradient norm and the progress.
-
-    Raises:
-        ValueError: the model is split over processes, or a batch cannot be split evenly.
+    `weigh`: maps tokens [B, T] to the loss weight of each as a target, [B, T]; `report`: called after each step with the tokens
+    so far, this rank's mean loss, the gradient norm and the progress. Raises ValueError where the model is split over
+    processes, or a batch cannot be split evenly.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     _check(size, ranks)

@@ -113,10 +113,8 @@ def tune(settings: Settings, options: Options, code: Code, progress: Progress) -
     samples = places(looks, renderer, settings.serving.sampling.max_tokens)
     changes = {"learning_rate": options.learning_rate, "settled_exponent": options.exponent, "seed": options.seed}
     training = settings.train.model_copy(update=TRAINING | changes)
-    with (
-        TemporaryDirectory(prefix="tabloop-tune-") as folder,
-        progress.part("tune: steps", -(-len(samples) // training.minibatch)) as part,
-    ):
+    steps = -(-len(samples) // training.minibatch)
+    with TemporaryDirectory(prefix="tabloop-tune-") as folder, progress.part("tune: steps", steps) as part:
 
         def take(line: str) -> None:
             progress.say(line)

@@ -56,11 +56,7 @@ def job_of(folder: Path, parent: Path, samples: Sequence[Sample], version: str, 
 def train(job: Path, training: Train, say: Callable[[str], None] = lambda line: None) -> Path:
     """Run a job beside its file, and return the checkpoint.
 
-    Args:
-        say: takes the trainer's lines of progress.
-
-    Raises:
-        TrainingFailed: the trainer failed.
+    `say`: takes the trainer's lines of progress. Raises TrainingFailed where the trainer failed.
     """
     follow(command(job, training.processes), job.parent / "trainer.log", training.environment, say)
     return job.parent / CHECKPOINT_NAME

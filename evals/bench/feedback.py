@@ -71,18 +71,14 @@ async def _kills(settings: Settings, folder: Path, bench: Bench) -> list[Figure]
     async with running_app(settings, folder, WITHOUT_ENGINES):
         spool = folder / "spool" / "feedback"
         await until(lambda: not any(spool.glob("*.jsonl")), SHIPPED_SECONDS, f"serving: {spool} is not shipped")
-    stored = Counter(row.id for row in await asyncio.to_thread(_stored_events, settings))
+    store = ObjectStore.connect(own_store(settings))
+    stored = await asyncio.to_thread(lambda: Counter(row.id for row in rows_of(store, "events/feedback/", Feedback)))
     return [
         figure("kills", kills, ""),
         figure("kills.acknowledged_events", len(acknowledged), ""),
         figure("kills.lost", len(set(acknowledged) - stored.keys()), "", most=0),
         figure("kills.twice_in_the_store", sum(count > 1 for count in stored.values()), "", most=0),
     ]
-
-
-def _stored_events(settings: Settings) -> list[Feedback]:
-    """Return the events in the bucket."""
-    return list(rows_of(ObjectStore.connect(own_store(settings)), "events/feedback/", Feedback))
 
 
 async def _load(settings: Settings, port: int, until: float, acknowledged: list[str]) -> None:

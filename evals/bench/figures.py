@@ -109,12 +109,9 @@ def write(name: str, figures: Sequence[Figure], progress: Progress | None, *, qu
     file.write_text(json.dumps([asdict(replace(f, quick=quick)) for f in figures], indent=2) + "\n")
     missed = [f.name for f in figures if not f.met]
     if progress:
+        shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
         ended = f"{len(missed)} of {sum(f.target is not None for f in figures)} targets missed" if missed else "all targets met"
-        progress.say(f"{name}: {len(figures)} figures, {ended}; wrote {_shown(file)}")
+        progress.say(f"{name}: {len(figures)} figures, {ended}; wrote {shown}")
         if quick:
             progress.say("This was a quick run: its intervals are wide, and a missed target calls for the full run.")
     return not missed
-
-
-def _shown(file: Path) -> Path:
-    return file.relative_to(ROOT) if file.is_relative_to(ROOT) else file

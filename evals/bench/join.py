@@ -189,9 +189,8 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
 def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, their total, and the memory.
 
-    Args:
-        least: requests that a partition holds up to.
-        trained: samples of which written text becomes tokens; with 0 this is not measured.
+    `least`: requests that a partition holds up to. `trained`: samples of which written text becomes tokens; with 0 this is not
+    measured.
     """
     collect = Collect(max_samples=served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
     seconds: dict[str, float] = {}

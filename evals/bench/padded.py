@@ -51,11 +51,7 @@ def reference_steps(samples: Sequence[Sample], base: Path, steps: int, precision
 
 
 def logprobs(
-    model: torch.nn.Module,
-    ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    targets: torch.Tensor,
-    completion_mask: torch.Tensor,
+    model: torch.nn.Module, ids: torch.Tensor, attention_mask: torch.Tensor, targets: torch.Tensor, completion_mask: torch.Tensor
 ) -> torch.Tensor:
     """Return the log-probabilities of a batch's completions, [B, C], zero on padding."""
     keep = targets.shape[1] + 1

@@ -28,14 +28,7 @@ from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.rigs.apps import plain_vllm
 from evals.bench.rigs.servers import until
-from evals.bench.streams import (
-    StreamResult,
-    bearer,
-    first_token_percentiles,
-    session,
-    stream_completion,
-    stream_completions,
-)
+from evals.bench.streams import StreamResult, bearer, first_token_percentiles, session, stream_completion, stream_completions
 from infra import settings as configuration
 from infra.model import fim
 from infra.registry.client import CHAMPION, Registry
@@ -159,7 +152,11 @@ async def compare(
     app, plain = servers
     sampling, waiting = settings.serving.sampling, iter(pairs)
     plain_body = {"model": "plain", "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "stream": True}
-    app_ports = {"app": settings.serving.port, "engine": urlsplit(await _champion_url(http, settings)).port}
+    status = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
+    async with http.get(status, headers=bearer(settings.serving.admin_token)) as response:
+        slots = (await response.json())["slots"]
+    champion = next(slot["url"] for slot in slots if slot["role"] == "champion")
+    app_ports = {"app": settings.serving.port, "engine": urlsplit(champion).port}
     for concurrency, blocks in BLOCKS.of(bench.quick).items():
         own_side, plain_side = Side(app, app_ports), Side(plain, {"plain": urlsplit(plain).port})
         with bench.part(f"{concurrency} at once, blocks", blocks, share=0.45) as part:
@@ -202,19 +199,9 @@ def median_figures(name: str, block_values: Iterable[float], unit: str, **target
     values = sorted(block_values)
     tail = int(binom.ppf(0.025, len(values), 0.5))
     assert tail, f"{len(values)} blocks: bounds of a median need at least 6"
-    bounds = {"low": values[tail - 1], "high": values[-tail]}
-    return [
-        figure(name, statistics.median(values), unit, **target),
-        *(figure(f"{name}.{bound}", value, unit) for bound, value in bounds.items()),
-    ]
-
-
-async def _champion_url(http: aiohttp.ClientSession, settings: Settings) -> str:
-    """Return the address of the engine that serves the champion."""
-    url = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
-    async with http.get(url, headers=bearer(settings.serving.admin_token)) as response:
-        slots = (await response.json())["slots"]
-    return next(slot["url"] for slot in slots if slot["role"] == "champion")
+    ends = (("low", values[tail - 1]), ("high", values[-tail]))
+    found = figure(name, statistics.median(values), unit, **target)
+    return [found, *(figure(f"{name}.{end}", value, unit) for end, value in ends)]
 
 
 async def measure_swaps(

@@ -15,10 +15,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -133,12 +133,6 @@ class MemoryWatch(threading.Thread):
                     )
 
 
-def imported_memory() -> int:
-    """Return the bytes of a trainer's own pages before it has a model: what its imports take."""
-    source = "from tasks.trainer.update import ppo; print(open('/proc/self/status').read())"
-    return own_pages(subprocess.run((sys.executable, "-c", source), cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-
-
 def own_pages(status: str) -> int:
     """Return the bytes of a process's own pages from its /proc/ID/status; 0 where it has ended."""
     found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
@@ -177,25 +171,13 @@ class Engine(EngineModels):
         return [result.logprobs for result in self._run(batch, lambda _: None)]
 
 
-@contextmanager
-def connect(settings: Settings, server: Server) -> Iterator[Engine]:
-    """Connect to the first engine of the settings."""
-    headers, url = bearer(settings.serving.engine_token), str(settings.serving.engines[0])
-    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False) as client:
-        yield Engine(client, SECONDS, server=server)
-
-
-class Differences(NamedTuple):
-    """Largest differences of the engine to transformers, in nats."""
-
-    logprob: float  # of a token's log-probability
-    shortfall: float  # of a greedy token to the likeliest one: 0 where both choose the same
-
-
 def differences(
     checkpoint: Path, prompts: list[list[int]], greedy: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
-) -> Differences:
-    """Compare an engine's greedy tokens, all of one length, with transformers on the same weights in float32."""
+) -> tuple[float, float]:
+    """Compare an engine's greedy tokens, all of one length, with transformers on the same weights in float32.
+
+    Return the largest differences in nats: of a token's log-probability, and of a greedy token to the likeliest one.
+    """
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -208,7 +190,7 @@ def differences(
             chosen = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0]
             logprob = max(logprob, float((chosen - torch.tensor(values)).abs().max()))
             shortfall = max(shortfall, float((expected.max(-1).values - chosen).max()))
-    return Differences(logprob, shortfall)
+    return logprob, shortfall
 
 
 def layers_that_fit(free: int, most: int) -> int:
@@ -231,6 +213,7 @@ class Loop:
     """What the parts of the bench share."""
 
     folder: Path
+    base: Path  # its checkpoint
     layers: int
     store: ObjectStore
     settings: Settings
@@ -241,11 +224,6 @@ class Loop:
     def figure(self, name: str, value: float, unit: str, **target: float) -> Figure:
         """Return a figure with the number of layers in its name."""
         return figure(f"shape.{self.layers}_layers.{name}", value, unit, **target)
-
-    @property
-    def base(self) -> Path:
-        """The base's checkpoint."""
-        return self.folder / "base"
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
@@ -268,7 +246,10 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         store = ObjectStore.connect(settings.store)
         store.ensure_bucket()
         memory = exits.enter_context(MemoryWatch(PROCESSES))
-        loop = Loop(folder, layers, store, settings, exits.enter_context(connect(settings, started[1])), memory, bench.progress)
+        headers = bearer(settings.serving.engine_token)
+        client = exits.enter_context(httpx.Client(base_url=engine, headers=headers, timeout=SECONDS, trust_env=False))
+        connected = Engine(client, SECONDS, server=started[1])
+        loop = Loop(folder, base, layers, store, settings, connected, memory, bench.progress)
         with bench.part("the engine starts", share=0.13):
             yield loop.figure("engine.start", started[1].wait(), "s")
         with bench.part("samples", share=0.07):
@@ -318,7 +299,9 @@ def of_update(loop: Loop, candidate: Candidate) -> Iterator[Figure]:
     loop.progress.say(f"shape: the plan in GB: {fit.in_parts(expected)}")
     yield loop.figure("plan", expected.total / fit.GB, "GB")
     yield loop.figure("trainer.peak_of_the_steps", measured / fit.GB, "GB")
-    yield loop.figure("trainer.imports", imported_memory() / fit.GB, "GB of this, which the plan leaves out")
+    imports = (sys.executable, "-c", "from tasks.trainer.update import ppo; print(open('/proc/self/status').read())")
+    status = subprocess.run(imports, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    yield loop.figure("trainer.imports", own_pages(status) / fit.GB, "GB of this, which the plan leaves out")
     yield loop.figure("plan_of_measured", expected.total / measured, "", least=1 - PLANNED, most=1 + PLANNED)
     yield loop.figure("trainer.peak_with_the_export", loop.memory.peaks["trainer"] / fit.GB, "GB")
     metrics = candidate.metrics
@@ -364,9 +347,9 @@ def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
     again = loop.engine.logprobs_of(VERSION, prompts, greedy)
     apart = max(abs(a - b) for one, other in zip(logprobs, again, strict=True) for a, b in zip(one, other, strict=True))
     yield loop.figure("restart.largest_difference", apart, "nats", most=0)
-    found = differences(checkpoint, prompts, greedy, logprobs)
-    yield loop.figure("transformers.largest_difference", found.logprob / MICRO, "micronats", most=TOLERANCE / MICRO)
-    yield loop.figure("transformers.greedy_below_likeliest", found.shortfall / MICRO, "micronats", most=TOLERANCE / MICRO)
+    logprob, shortfall = differences(checkpoint, prompts, greedy, logprobs)
+    yield loop.figure("transformers.largest_difference", logprob / MICRO, "micronats", most=TOLERANCE / MICRO)
+    yield loop.figure("transformers.greedy_below_likeliest", shortfall / MICRO, "micronats", most=TOLERANCE / MICRO)
 
 
 def size_of(folder: Path) -> int:

@@ -41,12 +41,8 @@ class Entry:
     demand: bool = False
 
 
-def _read(file: Path) -> dict[str, Entry]:
-    rows = tomllib.loads(file.read_text())
-    return {name: Entry(**row | {"minutes": Size(*row["minutes"])}) for name, row in rows.items()}
-
-
-KNOWN = _read(Path(__file__).with_suffix(".toml"))
+ROWS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+KNOWN = {name: Entry(**row | {"minutes": Size(*row["minutes"])}) for name, row in ROWS.items()}
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,7 @@ def row_of(measure: Measure, models: Sequence[Sequence[PositionScore]]) -> Compa
 def cells_of(measure: Measure, values: Sequence[np.ndarray], files: Sequence[str]) -> tuple[Cell, ...]:
     """Return each model's mean of a measure, and its difference from the first model.
 
-    Args:
-        values: of each model, [N]; NaN where it is unknown.
-        files: of each place, [N].
+    `values`: of each model, [N]; NaN where it is unknown. `files`: of each place, [N].
     """
     tail = (1 - LEVEL) / 2
     means = [Column(v, np.ones_like(v), np.isfinite(v)) for v in values]

@@ -37,9 +37,7 @@ class Sums:
 def by_user(users: Sequence[str], values: Mapping[str, Counts]) -> Sums:
     """Return the sums of metrics by user, in the order of the users' names.
 
-    Args:
-        users: of each position, [N].
-        values: by metric, the outcome at each position [N].
+    `users`: of each position, [N]; `values`: by metric, the outcome at each position [N].
     """
     _, numbers = np.unique(users, return_inverse=True)
     sums = {metric: np.bincount(numbers, np.asarray(column, float)) for metric, column in values.items()}
@@ -55,9 +53,7 @@ def together(sums: Sequence[Sums]) -> Sums:
 def gain(before: tuple[Counts, Counts], after: tuple[Counts, Counts]) -> tuple[float, float]:
     """Return by how much a ratio of sums rises, and half the width of its interval.
 
-    Args:
-        before: numerators and denominators of the same users, [U] each.
-        after: the same.
+    `before`: numerators and denominators of the same users, [U] each; `after`: the same.
     """
     (first, old), (second, new) = (ratio(np.asarray(n, float), np.asarray(d, float)) for n, d in (before, after))
     return second - first, margin(new - old)

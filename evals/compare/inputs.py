@@ -27,8 +27,7 @@ def find_models(names: Sequence[str], settings: Settings, store: ObjectStore | N
 
     A directory is called by its last part, unless another model is called so too.
 
-    Raises:
-        UnknownModel: a name matches no model, or a model is named twice.
+    Raises UnknownModel where a name matches no model, or a model is named twice.
     """
     short = [Path(name).name for name in names]
     models: dict[str, Path] = {}
@@ -65,13 +64,9 @@ class UnknownSet(ValueError):
 def named_sets(evaluate: Evaluate, names: Sequence[str], languages: Sequence[str], count: int | None) -> tuple[Places, ...]:
     """Return sets by name; without names, all but the team's own, which is made from a cycle's requests.
 
-    Args:
-        languages: languages (extensions) of the places; none: all.
-        count: places of each set that ask for text; none: as the settings say.
-
-    Raises:
-        UnknownSet: a name is no set's, or there is no place.
-        ValueError: a set's files are missing, malformed or too few.
+    `languages`: languages (extensions) of the places; none: all. `count`: places of each set that ask for text; none: as the
+    settings say. Raises UnknownSet where a name is no set's, or there is no place. Raises ValueError where a set's files are
+    missing, malformed or too few.
     """
     known = {one.name: one for one in evaluate.sets if one.kind != "team"}
     if unknown := [name for name in names if name not in known]:

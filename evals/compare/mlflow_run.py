@@ -33,7 +33,14 @@ def log_run(settings: Registry, comparison: Comparison, scored: ScoredModels) ->
     run = client.create_run(number, run_name=" ".join(comparison.models)[:MOST_TEXT]).info
     now = int(run.start_time)
     metrics = [Metric(key, value, now, 0) for key, value in metrics_of(comparison).items() if math.isfinite(value)]
-    params = [Param(key, str(value)[:MOST_TEXT]) for key, value in params_of(comparison).items()]
+    named = {
+        "models": ", ".join(comparison.models),
+        "sets": ", ".join(f"{name} {sha256}" for name, sha256 in comparison.sets.items()),
+        **{name: getattr(comparison, name) for name in ("places", "files", "temperature")},
+        "judge": comparison.calibration.judge,
+        **{f"verdict.{number}": verdict.verdict for number, verdict in enumerate(comparison.verdicts.values(), 1)},
+    }
+    params = [Param(key, str(value)[:MOST_TEXT]) for key, value in named.items()]
     client.log_batch(run.run_id, metrics=metrics, params=params)
     sets = scored.sets.items()
     inputs = [DatasetInput(Dataset(name, digest[:DIGEST], "local", json.dumps({"sha256": digest}))) for name, digest in sets]
@@ -50,17 +57,6 @@ def connect(settings: Registry) -> "MlflowClient":
 
     os.environ.update(mlflow_variables(settings))  # its only way to take credentials, beside its URL
     return MlflowClient(tracking_uri=settings.uri)
-
-
-def params_of(comparison: Comparison) -> dict[str, Any]:
-    """Return what the comparison is of."""
-    return {
-        "models": ", ".join(comparison.models),
-        "sets": ", ".join(f"{name} {sha256}" for name, sha256 in comparison.sets.items()),
-        **{name: getattr(comparison, name) for name in ("places", "files", "temperature")},
-        "judge": comparison.calibration.judge,
-        **{f"verdict.{number}": verdict.verdict for number, verdict in enumerate(comparison.verdicts.values(), 1)},
-    }
 
 
 def metrics_of(comparison: Comparison) -> dict[str, float]:

@@ -37,17 +37,6 @@ class Options:
     mlflow: bool = False  # whether the comparison is logged as a run in MLflow
 
 
-def with_options(settings: Settings, options: Options) -> Settings:
-    """Return the settings with the options' values."""
-    serving, evaluate = settings.serving, settings.evaluate
-    if options.temperature is not None:
-        sampling = serving.sampling.model_copy(update={"temperature": options.temperature})
-        serving = serving.model_copy(update={"sampling": sampling})
-    if options.seed is not None:
-        evaluate = evaluate.model_copy(update={"seed": options.seed})
-    return settings.model_copy(update={"serving": serving, "evaluate": evaluate})
-
-
 def score_with_progress(
     models: dict[str, Path], found: Sequence[Places], settings: Settings, store: ObjectStore | None
 ) -> ScoredModels:
@@ -65,12 +54,17 @@ def score_with_progress(
 def run(settings: Settings, names: Sequence[str], options: Options) -> None:
     """Compare models and print the report; the first of the names is the baseline.
 
-    Raises:
-        ValueError: there is no model to compare with the baseline, or a model or set is not found.
+    Raises ValueError where there is no model to compare with the baseline, or a model or set is not found.
     """
     if len(names) < 2:
         raise ValueError(f"expected a baseline and at least one model to compare with it, got only {names[0]!r}")
-    settings = with_options(settings, options)
+    serving, evaluate = settings.serving, settings.evaluate
+    if options.temperature is not None:
+        sampling = serving.sampling.model_copy(update={"temperature": options.temperature})
+        serving = serving.model_copy(update={"sampling": sampling})
+    if options.seed is not None:
+        evaluate = evaluate.model_copy(update={"seed": options.seed})
+    settings = settings.model_copy(update={"serving": serving, "evaluate": evaluate})
     store = ObjectStore.connect(settings.store) if any(map(in_registry, names)) else None
     models = find_models(names, settings, store)
     sets = named_sets(settings.evaluate, options.sets, options.languages, options.samples)

@@ -55,8 +55,7 @@ async def compare_with_base(
 ) -> dict[Ground, developers.PairedRun]:
     """Serve the base in the challenger's slot, without an experiment, and measure both versions on each ground.
 
-    Raises:
-        RuntimeError: the versions are not both served.
+    Raises RuntimeError where the versions are not both served.
     """
     view.say(f"closing comparison: base (version {BASE}) and champion (version {champion}), {visits} positions")
     view.arms({})
@@ -95,9 +94,7 @@ def calibration(
 
     A shown completion is kept if all of it is what the place's file goes on with.
 
-    Args:
-        since: when the run began, in Unix seconds.
-        clock: Unix seconds.
+    `since`: when the run began, in Unix seconds; `clock`: unix seconds.
     """
     kept = {
         pair.ids[CHAMPION]: outcome.kept >= len(outcome.shown.rstrip())

@@ -45,26 +45,18 @@ def sums(paired: PairedRun) -> list[Sums]:
     """Return the sums by user of each pin."""
     users = [pair.user for pair in paired.pairs]
     by_pin = ([pair.outcomes[pin] for pair in paired.pairs] for pin in range(len(paired.pins)))
-    return [
-        by_user(
-            users,
-            {
-                "accepted": [o.accepted for o in outcomes],
-                "accepted_characters": [o.accepted_characters for o in outcomes],
-                "kept_characters": [o.kept_characters for o in outcomes],
-                "shown": [bool(o.shown) for o in outcomes],
-            },
-        )
-        for outcomes in by_pin
-    ]
+    metrics, found = ("accepted", "accepted_characters", "kept_characters"), []
+    for outcomes in by_pin:
+        values = {name: [float(getattr(one, name)) for one in outcomes] for name in metrics}
+        found.append(by_user(users, values | {"shown": [float(bool(one.shown)) for one in outcomes]}))
+    return found
 
 
 def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> GroundRow:
     """Return the baselines of a paired run.
 
-    Args:
-        names: of its pins (closing.pins_of); the base as served is the base at its best where it is not among them.
-        temperature: at which the base is at its best.
+    `names`: of its pins (closing.pins_of); the base as served is the base at its best where it is not among them.
+    `temperature`: at which the base is at its best.
     """
     pins = dict(zip(names, sums(paired), strict=True))
 
@@ -89,9 +81,8 @@ def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> G
 def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Exploration:
     """Return what exploring costs and brings.
 
-    Args:
-        requests: of history.request_rows; `accepted` is null where a request counts in no measure.
-        share: of requests that explore, by the settings.
+    `requests`: of history.request_rows; `accepted` is null where a request counts in no measure. `share`: of requests that
+    explore, by the settings.
     """
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, 2)))
     for row in requests:

@@ -71,11 +71,7 @@ class Loop:
     view: View
 
     async def run(self) -> history.LoopState:
-        """Run cycles and experiments. Return the final state.
-
-        Raises:
-            RuntimeError: the registry does not answer.
-        """
+        """Run cycles and experiments. Return the final state. Raises RuntimeError where the registry does not answer."""
         state = await self._state()
         answered_before = 0
         while True:

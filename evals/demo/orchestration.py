@@ -19,7 +19,6 @@ TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0
 class FlowRun:
     """One run of a deployment."""
 
-    id: str
     deployment: str
     state: str  # name of the state, Prefect's or the flow's own: Running, Completed, TooFewSamples, Promoted, Failed and others
     message: str
@@ -96,7 +95,7 @@ class Orchestration:
         state = run.get("state") or {}
         name = self._names.get(run.get("deployment_id") or "", "")
         ended = state.get("type") in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        return FlowRun(run["id"], name, state.get("name", ""), state.get("message") or "", ended)
+        return FlowRun(name, state.get("name", ""), state.get("message") or "", ended)
 
     def _deployment_id(self, deployment: str) -> str:
         for identifier, name in self._names.items():

@@ -24,18 +24,10 @@ SHORT = 6
 """Digits of a cycle's number below a chart."""
 MOST_CYCLES = 6
 """Newest cycles whose requests are drawn; the table has all."""
-CLASSES: tuple[tuple[_TokenType, str], ...] = (
-    (Comment, "c"),
-    (String, "s"),
-    (Number, "m"),
-    (Literal, "s"),
-    (Keyword, "k"),
-    (Operator.Word, "k"),
-    (Name.Builtin, "b"),
-    (Name.Decorator, "b"),
-    (Name.Function, "f"),
-    (Name.Class, "f"),
-)
+CLASSES: dict[_TokenType, str] = {
+    **{Comment: "c", String: "s", Number: "m", Literal: "s", Keyword: "k", Operator.Word: "k"},
+    **{Name.Builtin: "b", Name.Decorator: "b", Name.Function: "f", Name.Class: "f"},
+}
 """The class of each coloured kind of token; report.css has its colours."""
 EXAMPLES_RULE = (
     "Of the gains, and of the losses, those whose accepted suggestion has the most characters that the file goes on with; "
@@ -98,16 +90,12 @@ def _acceptance(report: Report) -> Chart:
     live = [(f"v{row.version}", f"v{row.version}", row.acceptance) for row in report.versions]
     title = "Accepted per request by version, %"
     groups = [("same places", len(closing)), *([("live traffic", len(live))] if live else [])]
-    points = [_point(label, rate) for label, _, rate in (*closing, *live)]
+    points = [Point(0, 100 * r.rate, 100 * r.low, 100 * r.high, label, f"{r.rate:.1%}") for label, _, r in (*closing, *live)]
     rows = [("closing comparison", *_cells(name, rate)) for _, name, rate in closing]
     rows += [("live traffic", *_cells(name, rate)) for _, name, rate in live]
     described = "; ".join(f"{where}, {name}: {rate}, from {low} to {high}" for where, name, rate, low, high, _ in rows)
     svg = charts.series(title, described, points, groups=groups)
     return Chart(title, svg, ("measured in", "version", "accepted per request", "from", "to", "requests"), tuple(rows))
-
-
-def _point(label: str, rate: Rate) -> Point:
-    return Point(0, 100 * rate.rate, 100 * rate.low, 100 * rate.high, label, f"{rate.rate:.1%}")
 
 
 def _cells(name: str, rate: Rate) -> tuple[str, str, str, str, str]:
@@ -116,11 +104,8 @@ def _cells(name: str, rate: Rate) -> tuple[str, str, str, str, str]:
 
 def _sequence(row: MetricSequence) -> Chart:
     points = [Point(p.requests, p.estimate, p.low, p.high) for p in row.points]
-    return sequence_chart(
-        ConfidenceSequence(
-            row.title, row.description, points, "requests on the smaller arm", row.planned_requests, tuple(row.margins)
-        )
-    )
+    of, ends = "requests on the smaller arm", tuple(row.margins)
+    return sequence_chart(ConfidenceSequence(row.title, row.description, points, of, row.planned_requests, ends))
 
 
 def _training(rows: Sequence[CycleRow]) -> list[Chart]:
@@ -192,5 +177,5 @@ def _lexer(file: str) -> Lexer:
 def _coloured(kind: _TokenType, text: str) -> str:
     if not text:
         return ""
-    name = next((name for of, name in CLASSES if kind in of), "")
+    name = next((name for of, name in CLASSES.items() if kind in of), "")
     return f'<span class="{name}">{escape(text)}</span>' if name and text.strip() else escape(text)

@@ -141,11 +141,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
 
 
 async def _start_later_part(view: View) -> None:
-    """Start the second engine while developers type, and print its lines.
-
-    Raises:
-        RuntimeError: it does not start.
-    """
+    """Start the second engine while developers type, and print its lines. Raises RuntimeError where it does not start."""
     command = (*STACK_UP, *LATER_PARTS)
     process = await asyncio.create_subprocess_exec(*command, cwd=configuration.ROOT, stdout=PIPE, stderr=STDOUT)
     assert process.stdout

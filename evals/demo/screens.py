@@ -46,10 +46,7 @@ class Screen:
 def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[Screen]:
     """Return the five screens.
 
-    Args:
-        found: the demo's report.
-        run: id of the flow run in Prefect.
-        folder: where the terminal's screen is written.
+    `found`: the demo's report; `run`: id of the flow run in Prefect; `folder`: where the terminal's screen is written.
     """
     terminal = folder / "terminal.html"
     terminal.write_text(terminal_page(found))
@@ -77,8 +74,7 @@ def terminal_page(found: Report) -> str:
 def take(tab: Tab, screen: Screen, scheme: str, out: Path) -> Path:
     """Show a screen in a tab and write its picture; return the file.
 
-    Raises:
-        TimeoutError: the page does not show what it is for.
+    Raises TimeoutError where the page does not show what it is for.
     """
     tab.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -111,8 +107,7 @@ class NoScreens(ValueError):
 def run(settings: Settings, scheme: Literal["light", "dark"], out: Path) -> Iterator[Path]:
     """Write the pictures into a folder, and yield their files.
 
-    Raises:
-        NoScreens: there is no finished demo, or no browser.
+    Raises NoScreens where there is no finished demo, or no browser.
     """
     written, program = configuration.ROOT / DEMO / "report.json", browser.find()
     if not written.exists():

@@ -14,27 +14,6 @@ from evals.developers.schedule import Schedule
 from evals.developers.tally import Counts, Example, Tally
 from evals.developers.transport import Address, simulation_token, stack_address
 
-__all__ = [
-    "GROUNDS",
-    "Address",
-    "Counts",
-    "Decision",
-    "Developer",
-    "Example",
-    "ExpectedOutcome",
-    "Ground",
-    "Pair",
-    "PairedRun",
-    "Pause",
-    "Pin",
-    "Quirks",
-    "RunSettings",
-    "Schedule",
-    "SettledTruth",
-    "Tally",
-    "code_from",
-    "measure",
-    "run",
-    "simulation_token",
-    "stack_address",
-]
+__all__ = ["Decision", "Developer", "ExpectedOutcome", "Ground", "Pause", "Quirks", "Schedule", "SettledTruth"]
+__all__ += ["Address", "Counts", "Example", "Pair", "PairedRun", "Pin", "RunSettings", "Tally"]
+__all__ += ["GROUNDS", "code_from", "measure", "run", "simulation_token", "stack_address"]

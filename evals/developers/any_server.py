@@ -15,10 +15,8 @@ from evals.developers import Decision, RunSettings, Tally, code_from, run
 def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | None, decisions: Path | None) -> bool:
     """Run the developers and print the sums; return whether a request was answered.
 
-    Args:
-        code: folders of the Python files that they type; empty: the held-out packages.
-        report: JSON file for the counts by user and version and some examples.
-        decisions: JSON-lines file for every decision with the real and the settled text.
+    `code`: folders of the Python files that they type; empty: the held-out packages. `report`: JSON file for the counts by user
+    and version and some examples. `decisions`: JSON-lines file for every decision with the real and the settled text.
     """
     failures: list[str] = []
     for file in filter(None, (report, decisions)):

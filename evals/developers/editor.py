@@ -26,16 +26,15 @@ def prompt_context(prefix: str, suffix: str) -> tuple[str, str]:
     return prefix, suffix or "\n"
 
 
-def allows_multiline(prefix: str) -> bool:
-    """Return whether the editor shows several lines: not in a comment (multilineCompletions "auto")."""
-    return not prefix.rsplit("\n", 1)[-1].lstrip().startswith("#")
-
-
 def shown_text(generated: str, prefix: str, suffix: str) -> str:
     """Return the part of a completion that the editor shows; empty if it shows nothing."""
-    text = generated if allows_multiline(prefix) else generated.split("\n", 1)[0]
-    text = "\n".join(_filter_lines(_until_suffix(text, suffix), _line_below(suffix)))
-    if not text.strip() or _rewrites_line_above(text, prefix):
+    comment = prefix.rsplit("\n", 1)[-1].lstrip().startswith("#")  # with one line only (multilineCompletions "auto")
+    text = generated.split("\n", 1)[0] if comment else generated
+    below = next((line for line in suffix.split("\n")[1:] if line.strip()), "")
+    text = "\n".join(_filter_lines(_until_suffix(text, suffix), below))
+    above = next((line for line in reversed(prefix.split("\n")) if line.strip()), "")
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    if not first or _repeated(above, first):
         return ""
     return text.removeprefix(" ") if prefix.endswith(" ") else text
 
@@ -58,7 +57,7 @@ def _until_suffix(text: str, suffix: str) -> str:
 
 def _filter_lines(text: str, below: str) -> list[str]:
     lines: list[str] = []
-    previous, equal = "", 0
+    previous, equal, closes = "", 0, any(character in ")]};" for character in below)
     for line in text.split("\n"):
         if below.strip() and line == below:
             break
@@ -70,15 +69,10 @@ def _filter_lines(text: str, below: str) -> list[str]:
             continue
         if not line.strip() and lines:  # a blank line
             break
-        if below.strip() and _similar_to_below(line, below.strip()):
+        if _repeated(line, below.strip()) and not (closes and line.strip() == below.strip()):
             break
         lines.append(line)
     return lines
-
-
-def _similar_to_below(line: str, below: str) -> bool:
-    closes = any(character in ")]};" for character in below)
-    return not (closes and line.strip() == below) and _repeated(line, below)
 
 
 def _repeated(a: str, b: str) -> bool:
@@ -86,13 +80,3 @@ def _repeated(a: str, b: str) -> bool:
         return False
     a, b = a.strip(), b.strip()
     return bool(b) and abs(len(a) - len(b)) < 0.1 * len(b) and distance(a, b) < 0.1 * len(b)
-
-
-def _line_below(suffix: str) -> str:
-    return next((line for line in suffix.split("\n")[1:] if line.strip()), "")
-
-
-def _rewrites_line_above(text: str, prefix: str) -> bool:
-    above = next((line for line in reversed(prefix.split("\n")) if line.strip()), "")
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    return _repeated(above, first)

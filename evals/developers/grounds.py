@@ -44,16 +44,6 @@ def role_of(source: Source) -> Role:
     return "closed" if share < CLOSED else "whole" if share < CLOSED + WHOLE else "open"
 
 
-def live_holes(source: Source) -> tuple[Hole, ...]:
-    """Return the holes that developers write live. A typed file has at least one: all if the rule leaves none."""
-    return _holes(source, "live")
-
-
-def later_holes(source: Source) -> tuple[Hole, ...]:
-    """Return the holes that are kept for later; in windows of live requests, nothing stands there."""
-    return _holes(source, "later")
-
-
 class Grounds:
     """The grounds of some files."""
 
@@ -66,8 +56,7 @@ class Grounds:
         The file is finished around the place, and its hole is empty from the cursor on; the suffix begins after the hole.
         `several_lines`: the share of places whose truth covers one to three further lines.
 
-        Raises:
-            ValueError: the ground has no line.
+        Raises ValueError where the ground has no line.
         """
         stretches, ends = self._stretches[ground]
         if not stretches:
@@ -97,12 +86,12 @@ class Grounds:
         visible: dict[Role, set[str]] = {"open": set(), "whole": set(), "closed": set()}
         kept: set[str] = set()
         for source in self._sources:
-            role, later = role_of(source), later_holes(source)
+            role, later = role_of(source), holes_in(source, "later")
             if role == "open":
                 holes["later"] += ((source, hole) for hole in later)
                 kept.update(line for hole in later for line in _long_lines(source.text[hole.start : hole.stop]))
             else:
-                asked = holes_of(source.text) if role == "closed" else live_holes(source)
+                asked = holes_of(source.text) if role == "closed" else holes_in(source, "live")
                 holes["new" if role == "closed" else "seen"] += ((source, hole) for hole in asked)
             standing = (hole for hole in holes_of(source.text) if hole not in later)
             visible[role].update(line for hole in standing for line in _long_lines(source.text[hole.start : hole.stop]))
@@ -126,8 +115,11 @@ def _eligible(
     return stretches, list(accumulate(len(hole.lines) - first for _, hole, first in stretches))
 
 
-def _holes(source: Source, kind: Literal["live", "later"]) -> tuple[Hole, ...]:
-    """Return the holes of a file that are written live, or kept for later; the others stand from the beginning."""
+def holes_in(source: Source, kind: Literal["live", "later"]) -> tuple[Hole, ...]:
+    """Return the holes of a file that are written live, or kept for later; in windows of live requests, nothing stands there.
+
+    The others stand from the beginning. A typed file has at least one live hole: all if the rule leaves none.
+    """
     if (role := role_of(source)) == "closed":
         return ()
     holes, kinds = holes_of(source.text), []
@@ -152,8 +144,7 @@ def _long_lines(text: str) -> list[str]:
 def code_from(directories: Sequence[Path] = ()) -> positions.Code:
     """Return the Python files below the directories; without directories, the held-out files that no model is scored on.
 
-    Raises:
-        ValueError: a path is not a directory, or the directories hold no Python file.
+    Raises ValueError where a path is not a directory, or the directories hold no Python file.
     """
     if not directories:
         return positions.Code(positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])))

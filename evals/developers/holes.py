@@ -50,16 +50,12 @@ def holes_of(text: str) -> tuple[Hole, ...]:
         else:
             row += 1
     nexts = [*(starts[later[0]] for _, later in pairwise(runs)), len(text)]
-    return tuple(_hole(lines, starts, run, following) for run, following in zip(runs, nexts, strict=False))
-
-
-def _hole(lines: list[str], starts: list[int], run: tuple[int, int, bool], following: int) -> Hole:
-    first, last, function = run
-    start = starts[first]
-    spans = tuple(
-        (starts[row] - start, starts[row] - start + len(lines[row].rstrip())) for row in range(first, last) if lines[row].strip()
-    )
-    return Hole(start, start + spans[-1][1], following, function, spans)
+    found = []
+    for (first, last, function), following in zip(runs, nexts, strict=False):
+        start, written = starts[first], [row for row in range(first, last) if lines[row].strip()]
+        spans = tuple((starts[row] - start, starts[row] - start + len(lines[row].rstrip())) for row in written)
+        found.append(Hole(start, start + spans[-1][1], following, function, spans))
+    return tuple(found)
 
 
 def _functions(text: str) -> dict[int, int]:

@@ -1,25 +1,72 @@
 """One session of a developer against a server: types, pauses, reads the suggestion, accepts it or types on."""
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from evals.developers import editor, protocol
 from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
-from evals.developers.pacer import Pacer
 from evals.developers.pause import Pause, SettledTruth, Way, choice_of
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Draft, Session
 from evals.developers.tally import Example, Tally, last_lines
 from evals.developers.transport import Answer, EditorClient
-from evals.developers.writer import DEBOUNCE_SECONDS, Reaction, Wait
+from evals.developers.writer import DEBOUNCE_SECONDS, Reaction
 from tasks.evaluation.metrics import matching_prefix
 
 DEBOUNCE_MS = 1000 * DEBOUNCE_SECONDS
+STEP_SECONDS = 0.2
+"""Longest sleep of a waiting developer before the pacer reads the rate again."""
+
+
+class Pacer:
+    """Grants at most `rate()` turns a second, at most `requests` in total, and none after `seconds` or once `stop` is set."""
+
+    def __init__(
+        self, requests: int | None, seconds: float | None, rate: Callable[[], float], stop: asyncio.Event | None
+    ) -> None:
+        self._remaining = math.inf if requests is None else requests
+        self._last_turn = time.monotonic()
+        self._end = math.inf if seconds is None else self._last_turn + seconds
+        self._rate, self._stop = rate, stop or asyncio.Event()
+        self._lock = asyncio.Lock()
+
+    async def __call__(self) -> bool:
+        """Wait for a turn. Return False when no turns remain."""
+        if self.over:
+            return False
+        self._remaining -= 1
+        async with self._lock:
+            # Sleeps in short steps because the rate changes: one long sleep would outlast a change to a faster rate.
+            while (turn := self._last_turn + self._interval) > time.monotonic() and not self._stopped:
+                await asyncio.sleep(min(turn - time.monotonic(), STEP_SECONDS))
+            self._last_turn = max(turn, time.monotonic() - 1.0)
+        return not self._stopped
+
+    @property
+    def _interval(self) -> float:
+        rate = self._rate()
+        return 1 / rate if rate > 0 else 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep so many seconds, or until `stop` is set."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether no turns remain."""
+        return self._stopped or self._remaining <= 0
+
+    @property
+    def _stopped(self) -> bool:
+        return self._stop.is_set() or time.monotonic() >= self._end
 
 
 @dataclass(frozen=True)
@@ -88,8 +135,8 @@ class LiveSession:
             while True:
                 step = steps.send(reaction)
                 reaction = None
-                if isinstance(step, Wait):
-                    owed += step.seconds
+                if isinstance(step, float):
+                    owed += step
                     continue
                 await self._context.pacer.sleep(owed / self._context.speed)
                 owed = 0.0
@@ -112,8 +159,8 @@ class LiveSession:
         developer, context, draws, truth = self._developer, self._context, pause.draws, pause.position.truth
         typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
         requested_at = time.time()
-        complete = context.client.complete_whole if developer.silent else context.client.complete
-        answer = await complete(developer.name, pause.prefix, pause.suffix, _typing_check(typed, draws.typed_at))
+        check = _typing_check(typed, draws.typed_at)
+        answer = await context.client.complete(developer.name, pause.prefix, pause.suffix, check, whole=developer.silent)
         self._count(answer.version, requests=1)
         if answer.error:
             self._count(answer.version, errors=1)
@@ -230,20 +277,20 @@ class LiveSession:
 
     async def _report_cancelled(self, answer: Answer) -> None:
         body: dict[str, Any] = {"completion_id": answer.completion_id, "reason": "cancelled"}
-        if not await self._context.client.post_native(self._developer.name, body):
+        if not await self._context.client.post(self._developer.name, body, native=True):
             self._count(answer.version, lost_events=1)
 
     async def _post(self, shown: Shown, accepted: bool, cache_hit: bool = False) -> None:
-        client, name = self._context.client, self._developer.name
-        if self._developer.native:
-            body, post = protocol.native_body(shown.impression, accepted, shown.draws), client.post_native
+        client, name, native = self._context.client, self._developer.name, self._developer.native
+        if native:
+            body = protocol.native_body(shown.impression, accepted, shown.draws)
         else:
-            body, post = protocol.event_body(shown.impression, accepted, cache_hit), client.post
-        if not await post(name, body):
+            body = protocol.event_body(shown.impression, accepted, cache_hit)
+        if not await client.post(name, body, native=native):
             self._count(shown.version, lost_events=1)
         if shown.draws.duplicated:
             self._count(shown.version, duplicates=1)
-            await post(name, body)
+            await client.post(name, body, native=native)
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._context.speed)

@@ -14,8 +14,7 @@ import aiohttp
 
 from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground
-from evals.developers.live_session import Decision, LiveSession, RunContext
-from evals.developers.pacer import Pacer
+from evals.developers.live_session import Decision, LiveSession, Pacer, RunContext
 from evals.developers.pause import ExpectedOutcome, Pause
 from evals.developers.protocol import Pin
 from evals.developers.schedule import Schedule
@@ -176,8 +175,7 @@ async def measure(
 
     Developers do not type over answers and send no events. `progress` receives the number of positions done so far.
 
-    Raises:
-        ValueError: the code holds no position of the ground.
+    Raises ValueError where the code holds no position of the ground.
     """
     began = time.monotonic()
     tallies = tuple(Tally(most_examples=settings.examples) for _ in pins)

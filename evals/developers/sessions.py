@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from evals.developers.draws import Quirks, random_stream
-from evals.developers.grounds import later_holes, live_holes
+from evals.developers.grounds import holes_in
 from evals.developers.holes import Hole
 from evals.developers.pause import Developer
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Source
@@ -161,11 +161,7 @@ class Team:
 
 
 def sessions_of_pass(sources: Sequence[Source], team: Team, quirks: Quirks, seed: int, number: int) -> tuple[Session, ...]:
-    """Return the sessions of a pass, in order, numbered from 0.
-
-    Raises:
-        ValueError: no file has a live hole.
-    """
+    """Return the sessions of a pass, in order, numbered from 0. Raises ValueError where no file has a live hole."""
     mixed: list[tuple[float, str, Session]] = []
     for source in sources:
         rng = random_stream("sessions", seed, number, source.name)
@@ -179,7 +175,7 @@ def sessions_of_pass(sources: Sequence[Source], team: Team, quirks: Quirks, seed
 
 
 def _sessions_of_file(source: Source, quirks: Quirks, team: Team, seed: int, rng: random.Random) -> list[Session]:
-    live, later = live_holes(source), later_holes(source)
+    live, later = holes_in(source, "live"), holes_in(source, "later")
     holes = tuple(sorted((*live, *later), key=lambda hole: hole.start))
     todo = [Segment(index, 0, len(hole.lines)) for index, hole in enumerate(holes) if hole not in later]
     cuts = random_stream("segments", seed, source.name)
@@ -198,7 +194,10 @@ def _segments(todo: list[Segment], quirks: Quirks, rng: random.Random) -> list[S
     segments = _take(todo, max(3, round(rng.uniform(0.3, 1.7) * quirks.session_lines)))
     first, last = segments[0], segments[-1]
     if len(segments) > 1 and first.last - first.first > 1 and rng.random() < quirks.jumps:
-        segments = _jump(segments, first.first + rng.randint(1, first.last - first.first - 1))
+        # The developer leaves the first hole at a line, and comes back after the second.
+        line = first.first + rng.randint(1, first.last - first.first - 1)
+        leaves, returns = Segment(first.hole, first.first, line), Segment(first.hole, line, first.last)
+        segments = [leaves, segments[1], returns, *segments[2:]]
     elif last.last - last.first > 1 and rng.random() < quirks.unfinished:
         line = last.first + rng.randint(1, last.last - last.first - 1)
         segments[-1] = Segment(last.hole, last.first, line)
@@ -221,9 +220,3 @@ def _take(todo: list[Segment], lines: int) -> list[Segment]:
         taken.append(segment)
         lines -= segment.last - segment.first
     return taken
-
-
-def _jump(segments: list[Segment], line: int) -> list[Segment]:
-    """Leave the first segment at a line and come back after the second."""
-    first, second, *rest = segments
-    return [Segment(first.hole, first.first, line), second, Segment(first.hole, line, first.last), *rest]

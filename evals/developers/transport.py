@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +16,6 @@ from infra.settings import Settings
 DATA, DONE = b"data: ", b"[DONE]"
 Close = Callable[[str], bool]
 """Returns whether the developer's typing ends an answer, whose text so far it receives."""
-Read = Callable[[aiohttp.ClientResponse, Close], Awaitable[tuple[str, str, bool]]]
-"""Reads the body of a response: its text, the completion's id and whether it was closed."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +41,11 @@ class Address:
     model: str = "qwen-coder-tabloop"
     timeout_seconds: float = 60.0
 
-    @property
-    def native_url(self) -> str:
-        """The URL of /v1/feedback, to which native editors report."""
-        return urlsplit(self.feedback_url)._replace(path="/v1/feedback").geturl()
-
 
 def simulation_token(settings: Settings) -> str:
     """Return the token with which simulated developers name themselves and see versions.
 
-    Raises:
-        ValueError: the settings have no such token, or do not let tokens name users.
+    Raises ValueError where the settings have no such token, or do not let tokens name users.
     """
     serving = settings.serving
     if serving.simulation_token is None or not serving.name_users:
@@ -83,23 +75,14 @@ class EditorClient:
         self.address = address
         self._timeout = aiohttp.ClientTimeout(total=address.timeout_seconds)
 
-    async def complete(self, user: str, prefix: str, suffix: str, should_close: Close | None = None, pin: Pin = NO_PIN) -> Answer:
-        """Stream a completion."""
-        pin = pin if pin.version else pin._replace(version=self.address.pin)
-        request = protocol.continue_request(self.address.model, self.address.token, user, prefix, suffix, pin)
-        return await self._complete(*request, pin.version, _streamed, should_close)
-
-    async def complete_whole(self, user: str, prefix: str, suffix: str, should_close: Close | None = None) -> Answer:
-        """Request a completion as Zed does, in one body; `should_close` receives the whole text."""
-        pin = Pin(self.address.pin)
-        request = protocol.zed_request(self.address.model, self.address.token, user, prefix, suffix, pin)
-        return await self._complete(*request, pin.version, _whole, should_close)
-
-    async def _complete(
-        self, headers: dict[str, str], body: dict[str, Any], version: str, read: Read, should_close: Close | None
+    async def complete(
+        self, user: str, prefix: str, suffix: str, should_close: Close | None = None, *, pin: Pin = NO_PIN, whole: bool = False
     ) -> Answer:
-        began = time.monotonic()
-        text, completion_id, cancelled, error = "", "", False, ""
+        """Stream a completion as Continue does, or with `whole` request it in one body as Zed does."""
+        pin, began = pin if pin.version else pin._replace(version=self.address.pin), time.monotonic()
+        made, read = (protocol.zed_request, _whole) if whole else (protocol.continue_request, _streamed)
+        headers, body = made(self.address.model, self.address.token, user, prefix, suffix, pin)
+        text, completion_id, cancelled, error, version = "", "", False, "", pin.version
         url, data = f"{self.address.api_base}/completions", json.dumps(body)
         try:
             async with self._http.post(url, data=data, headers=headers, timeout=self._timeout) as response:
@@ -112,15 +95,9 @@ class EditorClient:
             error = f"{type(failure).__name__}: {failure}"[:300]
         return Answer(text, version, 1000 * (time.monotonic() - began), cancelled, error, completion_id)
 
-    async def post(self, user: str, body: dict[str, object]) -> bool:
-        """Post an event once, as Continue does. Return False if it was lost."""
-        return await self._post(self.address.feedback_url, user, body)
-
-    async def post_native(self, user: str, body: dict[str, object]) -> bool:
-        """Post an event of /v1/feedback once. Return False if it was lost."""
-        return await self._post(self.address.native_url, user, body)
-
-    async def _post(self, url: str, user: str, body: dict[str, object]) -> bool:
+    async def post(self, user: str, body: dict[str, Any], *, native: bool = False) -> bool:
+        """Post an event once, as Continue does or to /v1/feedback (`native`). Return False if it was lost."""
+        url = urlsplit(self.address.feedback_url)._replace(path="/v1/feedback").geturl() if native else self.address.feedback_url
         headers, text = protocol.event_headers(self.address.token, user), json.dumps(body)
         try:
             async with self._http.post(url, data=text, headers=headers, timeout=self._timeout) as response:
@@ -145,6 +122,7 @@ async def _streamed(response: aiohttp.ClientResponse, should_close: Close) -> tu
 
 
 async def _whole(response: aiohttp.ClientResponse, should_close: Close) -> tuple[str, str, bool]:
+    """Read an answer in one body, as _streamed does."""
     answer = await response.json()
     text = answer["choices"][0]["text"]
     return text, answer.get("id", ""), should_close(text)

@@ -1,8 +1,9 @@
 """A developer writes one session, without a server.
 
-`Writer.steps` yields waits and pauses, and receives the reaction to each pause. A live run sends the pauses to a server; a bench
-answers each with `Reaction("rejected")`. Every chance event is drawn for its line and its stop, so the answers shift no other
-draw: text that an accepted completion wrote is not written again, and the pauses planned in it fall away.
+`Writer.steps` yields waits in seconds, in which the developer thinks, types or deletes, and pauses, and receives the reaction to
+each pause. A live run sends the pauses to a server; a bench answers each with `Reaction("rejected")`. Every chance event is drawn
+for its line and its stop, so the answers shift no other draw: text that an accepted completion wrote is not written again, and
+the pauses planned in it fall away.
 """
 
 import re
@@ -26,13 +27,6 @@ OnSettled = Callable[[Pause, SettledTruth], None]
 
 
 @dataclass(frozen=True)
-class Wait:
-    """The developer thinks, types or deletes for some seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Reaction:
     """The developer's reaction at a pause."""
 
@@ -42,8 +36,8 @@ class Reaction:
 
 
 T = TypeVar("T")
-StepsTo = Generator[Wait | Pause, Reaction | None, T]
-"""Yields waits and pauses, and receives None after a wait and a reaction after a pause."""
+StepsTo = Generator[float | Pause, Reaction | None, T]
+"""Yields waits in seconds and pauses, and receives None after a wait and a reaction after a pause."""
 Steps = StepsTo[None]
 
 
@@ -331,4 +325,4 @@ class Writer:
 
     def _pass(self, seconds: float) -> Steps:
         self.clock += seconds
-        yield Wait(seconds)
+        yield seconds

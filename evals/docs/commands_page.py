@@ -8,17 +8,11 @@ from typing import Any
 
 import yaml
 
-from evals.docs.schema import code, named, prose, table
+from evals.docs.schema import INTROS, code, named, prose, table
 
 TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
 DECLARED = re.compile(r"(?:(\w+)\.)?(command|callback)\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")
 """A decorator of infra/cli: its group of commands if it is not `tabloop` itself, its kind, and the command's name if given."""
-INTRO = """# Commands
-
-Type commands in the repository's root, after `. .venv/bin/activate`. `tabloop NAME --help` lists the options of a command. The
-targets of `make` are short names for the most frequent ones.
-
-"""
 
 
 def page(root: Path) -> str:
@@ -29,7 +23,7 @@ def page(root: Path) -> str:
     deployments = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
     rows = [(code(f"{each['name']}/{each['name']}"), _schedule(each), prose(each["description"])) for each in deployments]
     return (
-        f"{INTRO}## tabloop\n\n{table(('command', 'what it does'), commands)}\n"
+        f"{INTROS['commands']}## tabloop\n\n{table(('command', 'what it does'), commands)}\n"
         f"## make\n\n{table(('command', 'what it does'), targets)}\n"
         "## Deployments\n\nStart one with `tabloop exec prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
         + table(("deployment", "runs", "what it does"), rows)

@@ -2,33 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from evals.docs.schema import Schema, code, forms, named, prose, rows, table, words
+from evals.docs.schema import INTROS, Schema, code, forms, named, prose, rows, table, words
 
-HTTP_INTRO = """# HTTP API
-
-Every route with the fields of its body and of its answers, from the documents that the app serves as `GET /openapi.json`.
-[API](api.md) explains their purpose, who may call them and what they refuse. Every route may also answer an error in
-OpenAI's shape.
-
-"""
-METRICS_INTRO = """# Metrics
-
-The metrics that the completions port serves as `GET /metrics`, in Prometheus' exposition format. [Monitoring](monitoring.md)
-says how to read them.
-
-"""
 PORTS = {"completions": "Completions port", "feedback": "Feedback port"}
 
 
 def metrics_page(metrics: Iterable[Schema]) -> str:
     """Return the page of the metrics in Markdown."""
     cells = [(named(one["name"]), one["kind"], ", ".join(map(code, one["labels"])), prose(one["help"])) for one in metrics]
-    return METRICS_INTRO + table(("metric", "type", "labels", "what it counts"), cells)
+    return INTROS["metrics"] + table(("metric", "type", "labels", "what it counts"), cells)
 
 
 def http_page(documents: Mapping[str, Schema]) -> str:
     """Return the page of the routes in Markdown; `documents` holds the OpenAPI document of each port."""
-    parts = [HTTP_INTRO]
+    parts = [INTROS["http"]]
     for port, title in PORTS.items():
         parts.append(f"## {title}\n\n")
         for path, operations in sorted(documents[port]["paths"].items()):

@@ -1,47 +1,29 @@
 """The pages of the records: what serving writes of requests and feedback, and what passes between the flows."""
 
-from evals.docs.schema import Schema, code, named, prose, resolved, table, words
+from evals.docs.schema import INTROS, Schema, code, named, prose, resolved, table, words
 from infra.records import Record, events
-
-ABOUT = """Times are Unix seconds (UTC), durations milliseconds unless the name says otherwise. `policy_version` is the MLflow
-version number of the weights, as text. Records refuse unknown fields; a field with a default may be missing in older objects."""
-EVENTS = f"""# Events
-
-Records that serving writes of requests and feedback: one row per event, in the Parquet objects of
-[the bucket](../operations.md#the-bucket) below `events/`. {ABOUT}
-
-"""
-OTHERS = f"""# Other records
-
-Records of cycles, tests and moves in [the bucket](../operations.md#the-bucket), as JSON or Parquet. {ABOUT}
-
-"""
 
 
 def pages() -> dict[str, str]:
     """Return the page of the events and the page of all other records in Markdown, by their names."""
-    found = {"events.md": EVENTS, "records.md": OTHERS}
+    found = {"events.md": INTROS["events"], "records.md": INTROS["records"]}
     records = [record for record in Record.__subclasses__() if record.__module__.startswith("infra.records")]
     page_of = {each: "events.md" if each.__module__ == events.__name__ else "records.md" for each in records}
     names = {each.__name__: f"[{each.__name__}]({page}#{each.__name__.lower()})" for each, page in page_of.items()}
     for record, page in page_of.items():
-        found[page] += _section(record, names)
+        document = record.model_json_schema()
+        rows = [
+            (
+                named(f"{record.__name__}.{name}", name),
+                words(given, document, names),
+                _default(given),
+                prose(given.get("description", "")),
+            )
+            for name, given in resolved(document, document)["properties"].items()
+        ]
+        head = f"## {record.__name__}\n\n{prose(record.__doc__ or '')}\n\n"
+        found[page] += head + table(("field", "type", "default", "meaning"), rows) + "\n"
     return found
-
-
-def _section(record: type[Record], names: dict[str, str]) -> str:
-    document = record.model_json_schema()
-    rows = [
-        (
-            named(f"{record.__name__}.{name}", name),
-            words(given, document, names),
-            _default(given),
-            prose(given.get("description", "")),
-        )
-        for name, given in resolved(document, document)["properties"].items()
-    ]
-    head = f"## {record.__name__}\n\n{prose(record.__doc__ or '')}\n\n"
-    return head + table(("field", "type", "default", "meaning"), rows) + "\n"
 
 
 def _default(field: Schema) -> str:

@@ -1,10 +1,14 @@
 """The parts of generated pages: tables and escapes, and types, limits and fields in words, from JSON schemas."""
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Schema = Mapping[str, Any]
+INTROS: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("intros.toml").read_text())
+"""The text at the top of each page, by the page."""
 TOML = {"string": "text", "integer": "whole number", "object": "table", "boolean": "true or false", "null": ""}
 """Words of a settings file."""
 LIMITS = {

@@ -5,16 +5,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evals.docs.schema import TOML, Schema, code, forms, named, prose, resolved, table, values, words
-from infra.settings import LOCAL, PREFIX, PRODUCTION, Settings
+from evals.docs.schema import INTROS, TOML, Schema, code, forms, named, prose, resolved, table, values, words
+from infra.settings import LOCAL, PRODUCTION, Settings
 
-INTRO = f"""# Settings
-
-Every setting with its type, default and meaning. [How settings are given](../operations.md#settings): a TOML file, or one
-value in the environment, `{PREFIX}SECTION__NAME`, with sections joined by two underscores. In the names below, `NAME` is a key
-that you choose, and `[]` an entry of a list. Where `local.toml` or `production.toml` differs from the default, its value follows.
-
-"""
 LONG = 60
 """Characters of a default beyond which only its kind is named."""
 
@@ -23,28 +16,22 @@ def page() -> str:
     """Return the page in Markdown."""
     document = Settings.model_json_schema()
     shipped = {name: tomllib.loads(file.read_text()) for name, file in (("local", LOCAL), ("production", PRODUCTION))}
-    return INTRO + "".join(_sections("", "", document, document, shipped))
+    return INTROS["settings"] + "".join(_sections("", "", document, document, shipped))
 
 
 def _sections(path: str, about: str, section: Schema, document: Schema, shipped: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text of a group of settings and of the groups in it; `about` is the description of the field that holds it."""
     fields = {f"{path}.{name}".lstrip("."): given for name, given in section["properties"].items()}
-    alone = {name: given for name, given in fields.items() if not _is_group(given, document)}
+    alone = {name: given for name, given in fields.items() if not ("$ref" in given and "properties" in resolved(given, document))}
     if alone:
         cells = [
-            (named(name), _facts(name, given, document, shipped), prose(given.get("description", "")))
-            for name, given in alone.items()
+            (named(n), _facts(n, field, document, shipped), prose(field.get("description", ""))) for n, field in alone.items()
         ]
         head = prose(f"{about} {section.get('description', '')}")
         yield f"## {path}\n\n{head}\n\n" + table(("setting", "type; default; shipped", "meaning"), cells) + "\n"
     for name, given in fields.items():
         for place, group in _groups({**given, "description": ""}, document):
             yield from _sections(name + place, given.get("description", ""), group, document, shipped)
-
-
-def _is_group(field: Schema, document: Schema) -> bool:
-    """Return whether a field is one group of settings, rather than a list or a table of them."""
-    return "$ref" in field and "properties" in resolved(field, document)
 
 
 def _groups(field: Schema, document: Schema, place: str = "") -> Iterator[tuple[str, Schema]]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from evals.compare.gains import by_user
 from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings, code_from, measure, run
-from evals.developers.pacer import Pacer
+from evals.developers.live_session import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
 from infra.cli import main
 from infra.cli.measure import developers

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from evals.developers import GROUNDS, Schedule, code_from
-from evals.developers.grounds import LONG_LINE, Grounds, later_holes, live_holes, role_of
+from evals.developers.grounds import LONG_LINE, Grounds, holes_in, role_of
 from tasks.evaluation.positions import Code, Source, scored_sources
 
 COUNT = 400
@@ -63,7 +63,7 @@ def test_text_for_later_and_new_files_stand_in_no_live_window(schedule, code, pl
     closed = {source.name for source in code.sources if role_of(source) == "closed"}
     assert {pause.position.file for pause in places["new"]} <= closed
     assert not {pause.position.file for pause in live} & closed
-    spans = [(s.name, hole.start, hole.stop) for s in code.sources for hole in later_holes(s)]
+    spans = [(s.name, hole.start, hole.stop) for s in code.sources for hole in holes_in(s, "later")]
     later = {(name, offset) for name, start, stop in spans for offset in range(start, stop)}
     assert not [pause for pause in live if (pause.position.file, pause.position.offset) in later]
 
@@ -81,7 +81,7 @@ def test_at_a_place_the_file_is_finished_around_an_empty_rest_of_the_hole(code, 
 
 
 def test_grounds_depend_on_the_code_alone(code, schedule):
-    live = {(s.name, hole.start) for s in code.sources for hole in live_holes(s)}
+    live = {(s.name, hole.start) for s in code.sources for hole in holes_in(s, "live")}
     for seed in (1, 2):
         other = Schedule(200, seed, code)
         assert {(s.source.name, s.holes[g.hole].start) for s in map(other.session, range(50)) for g in s.segments} <= live
@@ -91,7 +91,7 @@ def test_grounds_depend_on_the_code_alone(code, schedule):
     assert 0.06 < shares["closed"] / len(code.sources) < 0.2 and 0.15 < shares["whole"] / len(code.sources) < 0.35
     scored = {source.name for source in scored_sources(code.sources)}
     assert not scored  # held-out evaluation's files are apart from all grounds
-    assert sum(len(hole.lines) for s in code.sources for hole in live_holes(s)) > 30_000
+    assert sum(len(hole.lines) for s in code.sources for hole in holes_in(s, "live")) > 30_000
 
 
 def test_a_ground_without_a_place_is_an_error():

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from evals.developers import Developer, Quirks, Schedule
 from evals.developers.draws import taste_of
 from evals.developers.editor import prompt_context
-from evals.developers.grounds import later_holes
+from evals.developers.grounds import holes_in
 from evals.developers.holes import holes_of
 from evals.developers.pause import Pause
 from evals.developers.sessions import Draft, Patch, Segment, Session
-from evals.developers.writer import Reaction, Wait, Writer
+from evals.developers.writer import Reaction, Writer
 from tasks.evaluation.positions import Code, Source
 
 TEXT = "".join(
@@ -71,7 +71,7 @@ class Asked:
             while True:
                 step = steps.send(reaction)
                 reaction = None
-                if not isinstance(step, Wait):
+                if not isinstance(step, float):
                     self.pauses.append((step, self.draft.text))
                     reaction = reply(step)
         except StopIteration:
@@ -286,7 +286,7 @@ def test_in_a_pass_every_live_hole_is_written_from_the_top_and_those_for_later_n
             key = session.source.name, session.holes[segment.hole].start
             assert written.get(key, 0) == segment.first
             written[key] = segment.last
-            assert session.holes[segment.hole] not in later_holes(session.source)
+            assert session.holes[segment.hole] not in holes_in(session.source, "later")
     for name, start in written:
         hole = next(h for s in CODE.sources if s.name == name for h in holes_of(s.text) if h.start == start)
         assert written[name, start] == len(hole.lines)
@@ -305,4 +305,4 @@ def test_a_draft_as_planned_is_what_the_earlier_sessions_leave():
         with pytest.raises(StopIteration):
             while True:
                 step = steps.send(reaction)
-                reaction = None if isinstance(step, Wait) else Reaction("rejected")
+                reaction = None if isinstance(step, float) else Reaction("rejected")

@@ -6,7 +6,6 @@ between the arms, and what goes wrong.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -141,13 +140,9 @@ class Simulation:
             np.cumsum(np.swapaxes(values[None] * arms, -1, -2), axis=2, out=sums[name][:, :, 1:])
         return sums
 
-    @cached_property
-    def late(self) -> int:
-        """Blocks by which the champion's labels come later."""
-        return round(self.world.late * self.world.blocks)
-
     def totals(self, until: int) -> ArmTotals:
         """Return the totals after so many blocks."""
+        late = round(self.world.late * self.world.blocks)  # blocks by which the champion's labels come later
         middle, present = (until + 1) // 2, self.requests[:, :until].any(axis=1)
         met = slice(None) if present.all() else np.flatnonzero(present)
         during: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
@@ -155,7 +150,7 @@ class Simulation:
         in_block: dict[Arm, dict[str, np.ndarray]] = {arm: {} for arm in ARMS}
         for number, arm in enumerate(ARMS):
             for name, sums in self.sums.items():
-                known = max(until - self.late, 0) if arm == "champion" and name in LABELS else until
+                known = max(until - late, 0) if arm == "champion" and name in LABELS else until
                 first, second = sums[number, :, known][:, met]
                 during[arm][name] = first + second
                 if name not in UNCAPPED:

@@ -118,11 +118,8 @@ def registered_cycles(registry: Registry) -> Counter[str]:
 def take_candidate(store: ObjectStore, registry: Registry, taken: set[str]) -> tuple[str, str]:
     """Return the checksums of a new candidate's samples and checkpoint, whatever its gate said, and end its A/B test.
 
-    Args:
-        taken: the cycles whose candidates are known; the new one's is added.
-
-    Raises:
-        RuntimeError: there is no new candidate or more than one, or its cycle has several versions or uses a label twice.
+    `taken`: the cycles whose candidates are known; the new one's is added. Raises RuntimeError where there is no new candidate
+    or more than one, or its cycle has several versions or uses a label twice.
     """
     versions = registered_cycles(registry)
     fresh = versions.keys() - taken

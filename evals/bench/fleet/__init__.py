@@ -26,6 +26,7 @@ from evals.bench.fleet.load import Watched, arm_counts, back_after, lost, p99, r
 from evals.bench.fleet.parts import Fleet
 from evals.bench.rigs import servers
 from evals.bench.rigs.servers import Server
+from evals.bench.streams import bearer
 from infra.records import Completion, ExperimentRecord, Feedback
 from infra.registry.client import CHALLENGER, Registry, RegistryError
 from infra.settings import Settings
@@ -80,7 +81,8 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     this = Run(fleet, registry, Watched(), bench, await asyncio.to_thread(open_test, fleet, registry))
     await until(lambda: fleet.arms() == this.arms, ARMS_SECONDS, "the replicas do not serve both versions")
     this.test = this.test.model_copy(update={"started": time.time()})
-    load = developers.RunSettings(address=fleet.address, users=USERS, concurrency=CONCURRENCY, speed=SPEED, rate=RATE)
+    address = developers.stack_address(fleet.settings)
+    load = developers.RunSettings(address=address, users=USERS, concurrency=CONCURRENCY, speed=SPEED, rate=RATE)
     stop = asyncio.Event()
     typing = asyncio.create_task(developers.run(load, developers.code_from(), stop=stop, client=this.watched.client))
     try:
@@ -116,8 +118,10 @@ def open_test(fleet: Fleet, registry: Registry) -> ExperimentRecord:
 
 def champions_engine(this: Run) -> Server:
     """Return the engine that serves the champion."""
-    versions = [parts.engine_version(this.fleet.settings, slot) for slot in range(parts.ENGINES)]
-    return this.fleet.engines[versions.index(this.test.champion)]
+    serving = this.fleet.settings.serving
+    with httpx.Client(headers=bearer(serving.engine_token), timeout=10.0) as http:
+        healths = [http.get(f"{url}/health").raise_for_status().json() for url in serving.engines]
+    return this.fleet.engines[[str(health["version"]) for health in healths].index(this.test.champion)]
 
 
 async def undisturbed(this: Run) -> list[Figure]:

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -68,26 +68,14 @@ class WatchedClient(EditorClient):
         self._watched = watched
 
     async def complete(self, *args: Any, **options: Any) -> Answer:
-        return await self._noted(super().complete(*args, **options))
-
-    async def complete_whole(self, *args: Any, **options: Any) -> Answer:
-        return await self._noted(super().complete_whole(*args, **options))
-
-    async def post(self, user: str, body: dict[str, Any]) -> bool:
-        return await self._posted(super().post(user, body), body["data"]["completionId"])
-
-    async def post_native(self, user: str, body: dict[str, Any]) -> bool:
-        return await self._posted(super().post_native(user, body), body["completion_id"])
-
-    async def _noted(self, answering: Awaitable[Answer]) -> Answer:
-        sent, answer = time.time(), await answering
+        sent, answer = time.time(), await super().complete(*args, **options)
         if not answer.cancelled:
             self._watched.requests.append(Request(sent, answer.elapsed_ms, answer.error))
         return answer
 
-    async def _posted(self, posting: Awaitable[bool], client_id: str) -> bool:
-        sent, taken = time.time(), await posting
-        self._watched.events.append(Event(sent, client_id, taken))
+    async def post(self, user: str, body: dict[str, Any], *, native: bool = False) -> bool:
+        sent, taken = time.time(), await super().post(user, body, native=native)
+        self._watched.events.append(Event(sent, body["completion_id"] if native else body["data"]["completionId"], taken))
         return taken
 
 
@@ -140,10 +128,8 @@ class ArmCounts:
 def arm_counts(completions: Iterable[Completion], test: ExperimentRecord, away: Sequence[tuple[float, float]]) -> ArmCounts:
     """Count the requests since a test began.
 
-    Args:
-        completions: all that are stored.
-        test: by user.
-        away: begin and end of the times in which an engine was away, in Unix seconds.
+    `completions`: all that are stored; `test`: by user; `away`: begin and end of the times in which an engine was away, in Unix
+    seconds.
     """
     rows = [row for row in completions if row.time >= test.started]
     assigned = [row for row in rows if row.assigned == test.id]

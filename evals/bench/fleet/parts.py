@@ -17,7 +17,6 @@ from evals.bench.rigs.apps import own_variables
 from evals.bench.rigs.postgresql import PostgreSQL
 from evals.bench.rigs.servers import Server, answers, free_ports
 from evals.bench.streams import bearer
-from evals.developers import Address, simulation_token
 from infra.settings import ROOT, Settings
 from infra.stack import bootstrap
 
@@ -44,13 +43,7 @@ def haproxy_program() -> str | None:
 
 
 def haproxy_configuration(page: str, ports: Sequence[int], replicas: Sequence[tuple[int, int]]) -> str:
-    """Return the documented configuration with addresses of this machine.
-
-    Args:
-        page: the page's text.
-        ports: those of HAProxy for completions and feedback.
-        replicas: those of each replica.
-    """
+    """Return the page's configuration with ports of this machine: those of HAProxy and of each replica."""
     fence = re.search(r"^```haproxy\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert fence, "the page has a configuration"
     text, default = fence[1], {"8081": 0, "8082": 1}
@@ -71,17 +64,6 @@ class Fleet:
     engines: tuple[Server, ...]
     replicas: tuple[Server, ...]
     states: tuple[str, ...]  # URL of each replica's /admin/status
-
-    @property
-    def address(self) -> Address:
-        """The address of editors."""
-        serving = self.settings.serving
-        return Address(
-            api_base=f"http://127.0.0.1:{serving.port}/v1",
-            feedback_url=f"http://127.0.0.1:{serving.feedback_port}/v1/continue/events",
-            token=simulation_token(self.settings),
-            model=self.settings.model.name,
-        )
 
     def arms(self) -> list[tuple[str | None, str | None]]:
         """Return the versions that each replica has as champion and challenger; none of a replica that does not answer."""
@@ -152,9 +134,3 @@ def _haproxy(settings: Settings, folder: Path, replicas: Sequence[tuple[int, int
     assert program, "lacking() names it"
     ready = partial(answers, f"http://127.0.0.1:{serving.port}/ready")
     return Server("haproxy", (program, "-db", "-f", str(file)), given, folder / "haproxy.log", ready)
-
-
-def engine_version(settings: Settings, slot: int) -> str:
-    """Return the version that an engine holds."""
-    url, headers = f"{settings.serving.engines[slot]}/health", bearer(settings.serving.engine_token)
-    return str(httpx.get(url, headers=headers, timeout=10.0).raise_for_status().json()["version"])

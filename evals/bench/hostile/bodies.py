@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.hostile.health import Waits, watched_health
+from evals.bench.hostile.connections import Waits, watched_health
 from evals.bench.redaction.corpus import hostile_texts
 from evals.bench.rigs.apps import ready, running_app
 from evals.bench.streams import raw_request

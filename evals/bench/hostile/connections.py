@@ -1,4 +1,7 @@
-"""Connections that never finish, and ten thousand that are silent."""
+"""Connections that never finish, and ten thousand that are silent, and how long /health waits beside such clients.
+
+It waits in time and in CPU time of the app: on a machine with other work, only the latter is the app's.
+"""
 
 import asyncio
 import os
@@ -6,11 +9,12 @@ import resource
 import socket
 import statistics
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.hostile.health import Waits, watched_health
 from evals.bench.rigs.apps import ready, running_app
 from evals.bench.rigs.servers import new_process
 from evals.bench.serving import editor_body, prompts
@@ -29,6 +33,50 @@ MAX_ADDED_MS, MAX_HELD_MS = 10.0, 100.0
 MAX_CPU_MS, MAX_QUEUE_CPU_MS = 20.0, 300.0
 """Targets: CPU time of the app while one /health waits; the second for a new connection, which waits until up to 4,096 others are
 accepted before it."""
+REQUEST = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+EVERY_SECONDS = 0.002
+
+
+@dataclass
+class Waits:
+    """Milliseconds from each request to its answer."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # CPU time that the app's process used meanwhile, all its threads together
+
+
+@asynccontextmanager
+async def watched_health(port: int, pid: int, waits: Waits, *, keep: bool) -> AsyncIterator[None]:
+    """Ask for /health until the context ends, on one connection or on a new one each time, and note how long it waits."""
+    stopping = asyncio.Event()
+    clock = (~pid << 3) | 2  # of a process's CPU time: clock_getcpuclockid(3) on Linux, which Python does not offer
+    asking = asyncio.create_task(_ask(port, clock, waits, stopping, keep))
+    try:
+        await asyncio.sleep(5 * EVERY_SECONDS)
+        yield
+    finally:
+        stopping.set()
+        await asking
+
+
+async def _ask(port: int, clock: int, waits: Waits, stopping: asyncio.Event, keep: bool) -> None:
+    writer: asyncio.StreamWriter | None = None
+    while not stopping.is_set():
+        began, used = time.perf_counter(), time.clock_gettime(clock)
+        if writer is None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        answer = await reader.readuntil(b"}")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"serving: /health answers {answer[:200]!r}, expected 200")
+        waits.wall.append(1e3 * (time.perf_counter() - began))
+        waits.cpu.append(1e3 * (time.clock_gettime(clock) - used))
+        if not keep:
+            writer.close()
+            writer = None
+        await asyncio.sleep(EVERY_SECONDS)
+    if writer is not None:
+        writer.close()
 
 
 async def unfinished(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:

@@ -144,7 +144,7 @@ async def waits(answers: int, make: Callable[[Callable[[str, float], None]], Lon
     """Return the CPU seconds of others' texts for which each usual text waited; `make` returns the queue, with this callback."""
     waited: list[float] = []
     long = make(lambda who, seconds: waited.append(seconds) if who == "usual" else None)
-    hostile, usual = full_of_secrets(random.Random(0)), usual_code(random.Random(0))
+    hostile, usual = texts_of_queue()
     done = asyncio.Event()
 
     async def attack(who: str) -> None:
@@ -161,20 +161,13 @@ async def waits(answers: int, make: Callable[[Callable[[str, float], None]], Lon
     return waited
 
 
-def full_of_secrets(rng: random.Random) -> Texts:
-    """Return texts full of made-up secrets, as long as they are kept."""
-
-    def drawn(count: int) -> str:
-        return "".join(rng.choices(string.ascii_letters + string.digits, k=count))
-
-    lines = "".join(f'password = "{drawn(12)}" # ghp_{drawn(36)}\n' for _ in range(CHARACTERS // 70))
-    return Kept().cut(Texts(lines, (lines[:4_000],), lines))
-
-
-def usual_code(rng: random.Random) -> Texts:
-    """Return code around a cursor, longer than the event loop's process searches."""
-    lines = "".join(f"    total_{n} = add(items[{rng.randrange(99)}], offset_{n})\n" for n in range(200))
-    return Texts(lines[:8_000], ("pass",), lines[:1_000], "py")
+def texts_of_queue() -> tuple[Texts, Texts]:
+    """Return texts full of made-up secrets, as long as they are kept, and code longer than the event loop's process searches."""
+    keys, rng, letters = random.Random(0), random.Random(0), string.ascii_letters + string.digits
+    pairs = [["".join(keys.choices(letters, k=count)) for count in (12, 36)] for _ in range(CHARACTERS // 70)]
+    secrets = "".join(f'password = "{password}" # ghp_{token}\n' for password, token in pairs)
+    code = "".join(f"    total_{n} = add(items[{rng.randrange(99)}], offset_{n})\n" for n in range(200))
+    return Kept().cut(Texts(secrets, (secrets[:4_000],), secrets)), Texts(code[:8_000], ("pass",), code[:1_000], "py")
 
 
 async def _answer_seconds(settings: Settings, seconds: float, hostile: str) -> float:

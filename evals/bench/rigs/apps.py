@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import aiohttp
 
@@ -76,7 +75,8 @@ async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIt
     Raises ServerError where the server does not start.
     """
     (port,) = free_ports(1)
-    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in engine_arguments(settings)]
+    given = {name: value for name, value in settings.serving.engine_arguments.items() if value is not False}  # not switched off
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in given.items()]
     model = ("--model", str(configuration.path(settings.model.base)), "--served-model-name", "plain")
     log = configuration.path(settings.stack.state) / "logs" / "plain-vllm.log"
     log.unlink(missing_ok=True)
@@ -86,11 +86,6 @@ async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIt
         url = f"{address}/v1/completions"
         await stream_completion(http, url, {"model": "plain", "prompt": "x", "max_tokens": 4, "stream": True})
         yield url
-
-
-def engine_arguments(settings: Settings) -> list[tuple[str, Any]]:
-    """Return the engine arguments of the settings, without those that are switched off."""
-    return [(name, value) for name, value in settings.serving.engine_arguments.items() if value is not False]
 
 
 def environment(settings: Settings) -> dict[str, str]:

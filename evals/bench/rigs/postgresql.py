@@ -81,8 +81,12 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
         given.unlink()
         at = ("-h", "127.0.0.1", "-p", str(port))
         command = (str(folder / "postgres"), "-D", str(data), *at, "-c", "unix_socket_directories=")
-        ready = (str(folder / "pg_isready"), "-q", *at)
-        with Server("postgresql", command, {"PATH": os.defpath}, log, lambda: _succeeds(ready), user) as server:
+        asked = (str(folder / "pg_isready"), "-q", *at)
+
+        def ready() -> bool:
+            return subprocess.run(asked, check=False).returncode == 0
+
+        with Server("postgresql", command, {"PATH": os.defpath}, log, ready, user) as server:
             server.wait()
             postgres = PostgreSQL(server, port, password)
             for name in databases:
@@ -98,10 +102,6 @@ def _copied(folder: Path, directory: Path, user: str) -> Path:
     for path in (copies, *copies.rglob("*")):
         shutil.chown(path, user)
     return copies / folder.relative_to(package.parent)
-
-
-def _succeeds(command: Sequence[str]) -> bool:
-    return subprocess.run(command, check=False).returncode == 0
 
 
 def _run(command: Sequence[str], user: str | None = None) -> str:

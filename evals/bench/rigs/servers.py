@@ -237,9 +237,8 @@ def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts
 
     Its accounts are set in a file beside the log that only its owner can read.
 
-    Args:
-        given: environment.
-        database: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models; `accounts`: that of the accounts.
+    `given`: environment. `database`: postgresql://USER:PASSWORD@HOST:PORT/NAME of runs and models; `accounts`: that of the
+    accounts.
     """
     address, store, registry = urlsplit(settings.registry.uri), settings.store, settings.registry
     command = (

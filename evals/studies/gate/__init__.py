@@ -5,10 +5,10 @@ trained.py  a better model, one for each way to get worse, one of the opposite r
 """
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.studies.gate import rates, trained
 from infra import settings as configuration
 from infra.settings import Settings
@@ -26,13 +26,7 @@ CHAMPION = "champion"
 LOST, KEPT = "language: go", "language: ts"
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Run the benchmark and yield its figures."""
-    async for one in in_thread(measure(settings, bench)):
-        yield one
-
-
-def measure(settings: Settings, bench: Bench) -> Iterator[Figure]:
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Train and score every model, judge each against the base, and simulate with the scores of the better one."""
     base, places, gate = configuration.path(settings.model.base), settings.evaluate.samples, settings.evaluate.gate
     recipes = [one for one in trained.RECIPES if not bench.quick or not one.guardrails]

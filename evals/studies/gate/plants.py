@@ -20,8 +20,7 @@ Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 def worsened(check: Check, mean: float, candidate: Values, draw: np.random.Generator) -> Values:
     """Return the measures of a candidate that is worse by one margin of a check, on average.
 
-    Args:
-        mean: the measure's mean over all places from which the candidate's were drawn.
+    `mean`: the measure's mean over all places from which the candidate's were drawn.
     """
     name = check.guardrail.measure.name
     if name == VARIETY:
@@ -39,17 +38,14 @@ def change_of(check: Check, mean: float) -> Change:
     if measure.kind == "rate":
         return sometimes(check.margin / mean, 0.0) if less else sometimes(check.margin / (1 - mean), 1.0)
     change = -check.margin if less else check.margin
-    return resized(1 + change) if measure.kind == "relative" else lambda values, _: values + change
+    if measure.kind == "relative":  # numbers of characters, of which parts are drawn
+        return lambda values, draw: np.floor((1 + change) * values + draw.random(len(values)))
+    return lambda values, _: values + change
 
 
 def sometimes(share: float, value: float) -> Change:
     """Return a change to one value at a share of the places, drawn at random; unknown values stay."""
     return lambda values, draw: np.where(np.isfinite(values) & (draw.random(len(values)) < share), value, values)
-
-
-def resized(factor: float) -> Change:
-    """Return a change of numbers of characters by a factor; parts of characters are drawn."""
-    return lambda values, draw: np.floor(factor * values + draw.random(len(values)))
 
 
 def popular(candidate: Values, bits: float, draw: np.random.Generator) -> np.ndarray:

@@ -91,10 +91,8 @@ def run(
     """Return how often equal candidates pass and fail, and how often each guardrail lets a loss of one margin through; then the
     same where places have tests.
 
-    Args:
-        pair: scores of two models at the same places.
-        draws: simulated evaluations of each of the two.
-        drawn: called after each.
+    `pair`: scores of two models at the same places; `draws`: simulated evaluations of each of the two; `drawn`: called after
+    each.
     """
     pool = Pool.of(*pair)
     found = figures_of("gate", pool, places, settings, draws, drawn)

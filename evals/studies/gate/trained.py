@@ -89,29 +89,20 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
     renderer, most = renderer_of(base, settings.model), settings.serving.sampling.max_tokens
     encode, end = renderer.encoder.encode, [renderer.end] if recipe.ends else []
     rows: list[Example] = [
-        (
-            renderer.render(place.prefix, place.suffix),
-            encode(recipe.target(place), add_special_tokens=False).ids[:most] + end,
-        )
+        (renderer.render(place.prefix, place.suffix), encode(recipe.target(place), add_special_tokens=False).ids[:most] + end)
         for place in places[: recipe.steps * BATCH if recipe.places is None else recipe.places]
     ]
     logging.disable_progress_bar()
     trained: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    if recipe.noise:
-        perturb(trained, recipe.noise)
+    with torch.no_grad():
+        for name, weight in trained.named_parameters():
+            if recipe.noise and ".layers." in name and weight.ndim == 2:
+                weight.add_(recipe.noise * weight.std() * torch.randn_like(weight))
     learn(trained, rows, recipe)
     folder.mkdir(parents=True, exist_ok=True)
     trained.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
     return folder
-
-
-@torch.no_grad()
-def perturb(model: Any, share: float) -> None:
-    """Add noise to every weight matrix of the layers."""
-    for name, weight in model.named_parameters():
-        if ".layers." in name and weight.ndim == 2:
-            weight.add_(share * weight.std() * torch.randn_like(weight))
 
 
 def learn(model: Any, rows: Sequence[Example], recipe: Recipe) -> None:
@@ -148,8 +139,7 @@ def train_by_reward(base: Path, folder: Path, places: Sequence[Position], settin
 
     A group's advantages change their sign with the reward.
 
-    Raises:
-        RuntimeError: training failed.
+    Raises RuntimeError where training failed.
     """
     generator, judge = Generator(base, settings.model), judges.build(Judge(kind="kept"))
     samples = cycles.sample_groups(generator, judge, places, GROUP, settings, seed=0).samples

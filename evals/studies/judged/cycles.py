@@ -62,13 +62,8 @@ def run(
 ) -> Trained:
     """Run a recipe's cycles, the first from the base.
 
-    Args:
-        say: takes lines of progress.
-        ended: called after each cycle.
-
-    Raises:
-        NothingToLearn: the judge scored none of a cycle's completions.
-        TrainingFailed: the trainer failed.
+    `say`: takes lines of progress; `ended`: called after each cycle. Raises NothingToLearn where the judge scored none of a
+    cycle's completions. Raises TrainingFailed where the trainer failed.
     """
     checkpoint, rewards, failed, judged = base, [], 0, settings.judged
     judge, name = judges.build(judged.judge), name_of(judged.judge)
@@ -138,11 +133,7 @@ def sample_groups(
     whole: bool = False,
     temperature: float = EXPLORING_TEMPERATURE,
 ) -> Taught:
-    """Sample `group_size` completions at each position, score them, and estimate their advantages within each group.
-
-    Args:
-        whole: whether completions have further lines.
-    """
+    """Sample `group_size` completions at each position, score them, and estimate their advantages within each group."""
     repeated = [position for position in positions for _ in range(group_size)]
     completions, scores = complete_and_score(generator, judge, repeated, settings, temperature, seed, whole)
     samples: list[Sample] = []

@@ -43,11 +43,8 @@ def run(settings: StudySettings, names: Sequence[str], out: Path | None) -> None
 
     `out`: folder of samples, checkpoints and result.json; None: judged.folder.
 
-    Raises:
-        ValueError: a name is not the name of a recipe.
-        TooFewPlaces: there are not enough positions.
-        NothingToLearn: the judge scored none of a cycle's completions.
-        TrainingFailed: the trainer failed.
+    Raises ValueError where a name is not the name of a recipe. Raises TooFewPlaces where there are not enough positions. Raises
+    NothingToLearn where the judge scored none of a cycle's completions. Raises TrainingFailed where the trainer failed.
     """
     if unknown := [name for name in names if name not in RECIPES]:
         raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")

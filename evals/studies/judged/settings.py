@@ -76,8 +76,7 @@ class StudySettings(Settings):
 def load(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> StudySettings:
     """Return the settings of a file, as `infra.settings.load`, with the section `judged`.
 
-    Raises:
-        SettingsError: as `infra.settings.load`.
+    Raises SettingsError as `infra.settings.load`.
     """
     found = configuration.load(file, environment, StudySettings)
     assert isinstance(found, StudySettings)

@@ -34,9 +34,8 @@ class Split:
 def split_of(settings: Judged) -> Split:
     """Return the positions of the settings' file, or of the held-out packages; the same for the same settings.
 
-    Raises:
-        TooFewPlaces: there are fewer positions than the settings want.
-        Malformed: the file does not have its format.
+    Raises TooFewPlaces where there are fewer positions than the settings want. Raises Malformed where the file does not have
+    its format.
     """
     left_out: Counter[str] = Counter()
     train, test = _of_file(settings, left_out) if settings.file else _of_packages(settings)

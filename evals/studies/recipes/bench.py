@@ -6,11 +6,10 @@ server. Every part of a run is kept in var/bench/recipes for the next call. The 
 after each run to var/bench/recipes-so-far.json. infra/docs/contribute/benchmarks.md describes the comparison.
 """
 
-import asyncio
 import math
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -28,8 +27,7 @@ from infra.settings import Settings
 def counts(text: str) -> list[int]:
     """Return numbers of interactions: one, several with commas between them, or FIRST..LAST, each twice the one before.
 
-    Raises:
-        ValueError: they are not ascending numbers above 0.
+    Raises ValueError where they are not ascending numbers above 0.
     """
     if doubled := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         first, last = map(int, doubled.groups())
@@ -72,18 +70,16 @@ def study(settings: Settings, options: Options) -> int:
         return 0 if write("recipes", found, progress, quick=options.quick) else 1
 
 
-async def run(settings: Settings, bench: benches.Bench) -> AsyncIterator[Figure]:
+def run(settings: Settings, bench: benches.Bench) -> Iterator[Figure]:
     """Run every recipe, in a quick run the shipped one."""
-    for one in await asyncio.to_thread(compare, settings, Options(quick=bench.quick), bench.progress):
-        yield one
+    yield from compare(settings, Options(quick=bench.quick), bench.progress)
 
 
 def compare(settings: Settings, options: Options, progress: Progress) -> list[Figure]:
     """Run the recipes and return the figures.
 
-    Raises:
-        ValueError: a name is not the name of a recipe.
-        Paused: the time is over; the message says how many runs are made.
+    Raises ValueError where a name is not the name of a recipe. Raises Paused where the time is over; the message says how many
+    runs are made.
     """
     if unknown := [name for name in options.recipes if name not in RECIPES]:
         raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")

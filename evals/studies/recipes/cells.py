@@ -101,11 +101,7 @@ class Bench:
     parts: Parts
 
     def gains(self, recipe: str) -> list[Gain]:
-        """Return a recipe's gain on each ground after each number of interactions.
-
-        Raises:
-            Paused: the time is over.
-        """
+        """Return a recipe's gain on each ground after each number of interactions. Raises Paused where the time is over."""
         base, served = configuration.path(self.settings.model.base), self.settings.serving.sampling.temperature
         best = float(json.loads((base / "generation_config.json").read_text())["temperature"])
         found, checkpoint = [], base

@@ -101,16 +101,12 @@ def against_shipped(runs: Runs, recipe: str) -> list[Figure]:
     seeds = sorted(runs.get(SHIPPED, {}).keys() & runs[recipe].keys())
     if not seeds:
         return []
-    other, own = (
-        together([[g for g in runs[name][seed] if g.ground == "later"][-1].trained for seed in seeds])
-        for name in (recipe, SHIPPED)
-    )
+    last = {name: [[g for g in runs[name][seed] if g.ground == "later"][-1] for seed in seeds] for name in (recipe, SHIPPED)}
+    other, own = (together([one.trained for one in found]) for found in last.values())
     name, rows = f"{SHIPPED} above {recipe}: later", []
     for metric, unit, scale in (("accepted", "points", 100.0), ("kept", "characters", 1.0)):
         value, width = gains.gain(other.per(metric), own.per(metric))
         least = 0.0 if recipe == CONTROL and metric == "accepted" else None
-        rows += [
-            figure(f"{name}, {metric}", scale * value, unit),
-            bound(f"{name}, {metric}, low", scale * (value - width), unit, least=least),
-        ]
+        low = bound(f"{name}, {metric}, low", scale * (value - width), unit, least=least)
+        rows += [figure(f"{name}, {metric}", scale * value, unit), low]
     return rows

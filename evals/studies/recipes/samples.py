@@ -181,8 +181,7 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
 def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
     """Return the rows of groups as a cycle draws them, at the positions of shown completions.
 
-    Raises:
-        ValueError: there are no groups.
+    Raises ValueError where there are no groups.
     """
     settings, completions, places = given.settings, {sample.completion_id: sample for sample in shown}, []
     for number, label in given.labels.items():
@@ -261,11 +260,6 @@ def as_served(given: Interactions, settled: bool = False) -> list[Sample]:
     return shown_samples(given, given.settings.serving.sampling.temperature, settled)
 
 
-def explored(given: Interactions) -> list[Sample]:
-    """Return the samples of completions at the exploring temperature."""
-    return shown_samples(given, EXPLORING_TEMPERATURE, False)
-
-
 def with_groups(given: Interactions) -> list[Sample]:
     """Return the samples of `both`, and of groups that the policy draws at the settled positions."""
     shown = as_served(given, True)
@@ -286,7 +280,9 @@ RECIPES: Mapping[str, Recipe] = {
     "settled_third": Recipe("the settled text of every third pause", lambda given: settled_samples(given, 3), SETTLED),
     "silent": Recipe("the settled text alone, of a team whose editors report nothing", silent_samples, SETTLED),
     "accepts": Recipe("accepts and rejections alone, sampled as served", as_served, SERVED_SURROGATE),
-    "ppo": Recipe("the same, explored at a high temperature", explored, SURROGATE),
+    "ppo": Recipe(
+        "the same, explored at a high temperature", lambda given: shown_samples(given, EXPLORING_TEMPERATURE, False), SURROGATE
+    ),
     "rlinf": Recipe("RLinf's online example", rlinf_samples, PLAIN_PPO),
     "group": Recipe("GRPO with a judge instead of developers", judge_groups, SURROGATE),
 }

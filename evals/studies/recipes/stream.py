@@ -45,23 +45,14 @@ def timed(pauses: Sequence[Pause]) -> Iterator[tuple[float, Pause]]:
 def mined(schedule: Schedule, first: int, count: int, settings: Hindsight, max_tokens: int) -> Mapping[int, Label]:
     """Return the settled texts of `count` pauses from number `first` on, by their index.
 
-    Args:
-        settings: collect.hindsight; its seconds are replaced by those of people.
-        max_tokens: limit of a completion.
+    `settings`: collect.hindsight; its seconds are replaced by those of people. `max_tokens`: limit of a completion.
     """
     pauses = [schedule.first_pause(number) for number in range(first, first + count + BEHIND)]
     rows = [
         {
-            "id": str(number),
-            "time": time,
-            "project": PROJECT,
-            "user": pause.developer.name,
+            **{"id": str(number), "time": time, "project": PROJECT, "user": pause.developer.name, "prefix": pause.prefix},
+            **{"suffix": pause.suffix, "max_tokens": max_tokens, "opted_out": False, "redacted": False},
             "file": "",  # neither Continue nor Zed sends the file of a request
-            "prefix": pause.prefix,
-            "suffix": pause.suffix,
-            "max_tokens": max_tokens,
-            "opted_out": False,
-            "redacted": False,
         }
         for number, (time, pause) in enumerate(timed(pauses))
     ]

@@ -6,12 +6,12 @@ the developer there judges it. No server takes part.
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from evals.bench.figures import Bench, Figure, Size, figure, in_thread
+from evals.bench.figures import Bench, Figure, Size, figure
 from evals.developers import Schedule, code_from
 from evals.progress import Part
 from evals.studies.showing.rules import CompletedPauses, Shown, comparison, completed, level_figures
@@ -36,11 +36,8 @@ CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
 
 def places_of(settings: Settings, requests: int, part: Part) -> CompletedPauses:
     """Return the first pauses of the live sessions with the base's completions."""
-    schedule, base, sampling = (
-        Schedule(USERS, SEED, code_from()),
-        configuration.path(settings.model.base),
-        settings.serving.sampling,
-    )
+    schedule, sampling = Schedule(USERS, SEED, code_from()), settings.serving.sampling
+    base = configuration.path(settings.model.base)
     pauses = [schedule.first_pause(number) for number in range(requests)]
     contexts = [(pause.prefix, pause.suffix) for pause in pauses]
     generator = Generator(base, settings.model)
@@ -71,8 +68,7 @@ def decision_ms(estimate: Estimate, places: CompletedPauses, max_tokens: int) ->
 def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
     """Fit on the first half of the places; yield what the rules are worth at the others.
 
-    Raises:
-        ValueError: the estimate cannot be fitted.
+    Raises ValueError where the estimate cannot be fitted.
     """
     first = round(len(places.pauses) / 2)
     earlier, later = places[:first], places[first:]
@@ -99,15 +95,10 @@ def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
         yield from comparison(rule.__name__, thresholds, theirs, ours, base)
 
 
-async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Complete the pauses, then compare the rules."""
-
-    def compared() -> Iterator[Figure]:
-        requests = REQUESTS.of(bench.quick)
-        with bench.part("completions", requests, share=0.9) as part:
-            places = places_of(settings, requests, part)
-        with bench.part("rules", share=0.1):
-            yield from figures(settings, places)
-
-    async for one in in_thread(compared()):
-        yield one
+    requests = REQUESTS.of(bench.quick)
+    with bench.part("completions", requests, share=0.9) as part:
+        places = places_of(settings, requests, part)
+    with bench.part("rules", share=0.1):
+        yield from figures(settings, places)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from evals.docs import site
-from evals.docs.app import describe
+from evals.docs.site import describe
 from infra import cli
 from infra.records import Completion, Feedback, Record, ShadowCopy
 from infra.settings import LOCAL, ROOT, Settings, load

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 
-from evals.docs.app import describe
+from evals.docs.site import describe
 from infra.settings import LOCAL, load
 from tests.serving.fakes import House
 from tests.serving.gateway.test_feedback import DATA, RLINF_BODY, continue_event

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from evals.developers import Pause, Schedule, SettledTruth, code_from
-from evals.developers.writer import Reaction, Wait
+from evals.developers.writer import Reaction
 from infra.records import Completion
 from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
@@ -49,8 +49,8 @@ def _session(schedule: Schedule, number: int, rng: random.Random) -> Iterator[As
         except StopIteration:
             break
         reaction = None
-        if isinstance(step, Wait):
-            now += step.seconds
+        if isinstance(step, float):
+            now += step
             continue
         asked.append((step, now))
         accepts = step.way == "writes" and rng.random() < ACCEPTED
