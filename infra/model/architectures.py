@@ -103,10 +103,7 @@ class Architecture:
 
 
 def parse(config: Mapping[str, Any], source: str) -> Architecture:
-    """Return the architecture that a config.json describes.
-
-    Args:
-        source: the checkpoint, for errors.
+    """Return the architecture that a config.json describes; `source` names the checkpoint in errors.
 
     Raises:
         UnsupportedCheckpoint: names the key, its value and what was expected.

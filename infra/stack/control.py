@@ -58,9 +58,7 @@ class Progress:
 def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paused: bool = False) -> Settings:
     """Start the parts that do not run, wait until all are ready, and return the settings including secrets.
 
-    Args:
-        only: names of the parts to start; empty: all.
-        paused: leave the deployments' schedules paused.
+    `only` names the parts to start; empty: all. `paused` leaves the deployments' schedules paused.
 
     Raises:
         StackError: a part cannot start. The parts that this call started are stopped again.

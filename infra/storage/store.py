@@ -260,6 +260,21 @@ class ObjectStore:
             return type(record).model_validate(self.get_json(key))
         return record
 
+    def add(self, key: str, record: Record) -> bool:
+        """Write a record if the key is free; return False where another writer has taken it."""
+        try:
+            self.put_json(key, record, new=True)
+        except AlreadyExists:
+            return False
+        return True
+
+    def find(self, key: str, record: type[R]) -> R | None:
+        """Return the record of a JSON object, validated; None if it does not exist."""
+        try:
+            return record.model_validate(self.get_json(key))
+        except KeyError:
+            return None
+
     def get_json(self, key: str) -> Any:
         """Return the value of a JSON object."""
         return json.loads(self.get(key))

@@ -68,7 +68,7 @@ def publish(store: ObjectStore, prefix: str, folder: Path, parent: str, parent_f
         parent: prefix of the parent's checkpoint.
         parent_folder: the same on this disk, in any precision.
     """
-    if written := _index(store, prefix):
+    if written := store.find(_key(prefix, INDEX), VersionDelta):
         return written
     checksums = store.checksums(prefix)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -117,7 +117,9 @@ def fetch(store: ObjectStore, checkpoint: str, target: Path, held: Mapping[str, 
                 _apply(store, chain, target)
                 return Fetched("delta", sum(delta.bytes for delta in chain.deltas), sha256([checksums]))
         except BROKEN as error:
-            log.warning("%s: its chain of deltas is broken, so the full copy is fetched: %s: %s", checkpoint, _name(error), error)
+            log.warning(
+                "%s: its chain of deltas is broken, so the full copy is fetched: %s: %s", checkpoint, type(error).__name__, error
+            )
             how = "fallback"
             shutil.rmtree(target)
             target.mkdir()
@@ -146,7 +148,7 @@ def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, He
         ChainBroken: an index, or a held version, is of other files than the chain says.
     """
     deltas: list[VersionDelta] = []
-    while len(deltas) < most and (delta := _index(store, prefix)):
+    while len(deltas) < most and (delta := store.find(_key(prefix, INDEX), VersionDelta)):
         if delta.sha256 != checksum:
             raise ChainBroken(f"{prefix}: the delta is of files with the checksum {delta.sha256[:16]}, expected {checksum[:16]}")
         deltas.insert(0, delta)
@@ -160,13 +162,6 @@ def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, He
             return _Chain(copy.path, tuple(deltas))
         prefix, checksum = served_prefix(store, delta.parent), delta.parent_sha256
     return None
-
-
-def _index(store: ObjectStore, prefix: str) -> VersionDelta | None:
-    try:
-        return VersionDelta.model_validate(store.get_json(_key(prefix, INDEX)))
-    except KeyError:
-        return None
 
 
 def _apply(store: ObjectStore, chain: _Chain, target: Path) -> None:
@@ -217,7 +212,3 @@ def _parts(frames: Iterator[folders.Frame]) -> Iterator[tuple[int, bytes]]:
 
 def _key(prefix: str, name: str) -> str:
     return f"{prefix}/delta/{name}"
-
-
-def _name(error: Exception) -> str:
-    return type(error).__name__
