@@ -84,12 +84,8 @@ class LongTexts:
         waited: Callable[[str, float], None] = lambda who, seconds: None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        """Create the lanes.
-
-        Args:
-            personal: arguments of PersonalData.
-            waited: called when a text's turn comes, with its credential and the CPU seconds of the texts that it waited for.
-            most_waiting: texts of one credential that may wait.
+        """Create the lanes; `waited` is called when a text's turn comes, with its credential and the CPU seconds of the texts
+        that it waited for.
         """
         self._waited = waited
         self._turns: Turns[_Job] = Turns(most_waiting)

@@ -91,17 +91,13 @@ class Arms:
     def route(self, user: str, now: float, *, experiments: bool = True, version: str = "") -> list[Route]:
         """Return the routes for a user's completion at a time, best first; the others replace an engine that fails.
 
-        A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment begins
-        once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison and
-        users of the other arm would not. From then on it assigns every request, even while an engine is down and the other
-        version answers: these requests count against a version that crashes. Each version is shown by its own estimate, as after
-        a promotion: otherwise an estimate would reach users untested.
+        A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment
+        begins once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the
+        comparison and users of the other arm would not. From then on it assigns every request, even while an engine is down and
+        the other version answers: these requests count against a version that crashes. Each version is shown by its own
+        estimate, as after a promotion: otherwise an estimate would reach users untested.
 
-        Args:
-            user: the keyed hash of the user's name.
-            now: when the request arrived, in Unix seconds; the event has the same time.
-            experiments: whether the user takes part in experiments.
-            version: the version that the user is pinned to; empty: none.
+        Users are named by keyed hash. `now`, in Unix seconds, is the event's time too.
         """
         up = [slot for slot in self.slots if slot.up]
         routes = [self._route(slot, self._role(slot), "", pinned=True) for slot in up if slot.version == version]
