@@ -14,8 +14,13 @@ from html import escape
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from jinja2 import StrictUndefined, Template
+
 STYLE = Path(__file__).with_name("charts.css").read_text().strip()
 """The style of every chart and of its table; a page takes its own colours from the same variables."""
+TEMPLATE = Template(
+    Path(__file__).with_name("chart.html").read_text(), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+)
 WIDTH = 360
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 34
 """Space around the plot, in pixels."""
@@ -55,22 +60,7 @@ class Chart:
 
     def html(self) -> str:
         """Return the chart above its table, which a page shows on demand."""
-        return f"<figure><figcaption>{escape(self.title)}</figcaption>{self.svg}{self._table()}</figure>"
-
-    def _table(self) -> str:
-        if not self.headings:
-            return ""
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.headings)
-        body = "".join(
-            "<tr>" + f'<th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-            for row in self.rows
-        )
-        name = escape(f"Numbers: {self.title}")
-        return (
-            f'<details class="numbers" data-key="{name}"><summary>The numbers as a table</summary>'
-            f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
-        )
+        return TEMPLATE.render(chart=self)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,15 @@ around the cursor decide.
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from infra.redaction.patterns import compile_bytes
 
 Values = Literal["quoted", "words", "lines"]
 """quoted: values are literals in quotes, everything else is code. words: a bare value ends at a blank. lines: it ends with its
 line."""
-KINDS: Mapping[str, Values] = {
-    name: form for form, names in tomllib.loads(Path(__file__).with_name("file_kinds.toml").read_text()).items() for name in names
-}
+ENDINGS = tomllib.loads(Path(__file__).with_name("file_kinds.toml").read_text())
+KINDS: Mapping[str, Values] = {name: form for form in get_args(Values) for name in ENDINGS[form]}
 """How files of each ending or language write values."""
 NEAR_CHARACTERS = 2_000
 """Characters on each side of the cursor that are looked at."""

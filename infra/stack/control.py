@@ -223,11 +223,8 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
 
 
 def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading.Event | None = None) -> None:
-    """Start a part if it does not run, and wait until it is ready.
-
-    Raises:
-        StackError: the part ends while starting, or is not ready in time.
-    """
+    """Start a part if it does not run, and wait until it is ready. Raises StackError if the part ends while starting, or is not
+    ready in time."""
     if supervisor.states()[part.name].state not in ("RUNNING", "STARTING", "BACKOFF"):
         try:
             supervisor.start_part(part.name)

@@ -72,11 +72,7 @@ class Supervisor:
             return False
 
     def start(self, parts: Iterable[Part], environment: dict[str, str], seconds: float = 20) -> None:
-        """Start supervisord with all parts stopped, if it does not run.
-
-        Raises:
-            RuntimeError: it does not respond in time.
-        """
+        """Start supervisord with all parts stopped, if it does not run. Raises RuntimeError if it does not respond in time."""
         if self.running():
             return
         self._write_configuration(parts)

@@ -162,12 +162,9 @@ def _key(source: str, store: ObjectStore) -> str | None:
 
 
 def _aliases(fields: dict[str, Any]) -> Aliases:
-    tests = {name: _test(fields.pop(name, None)) for name in ("experiment", "watch", "anchor")}  # not all in earlier releases
-    return Aliases(**fields, experiment=tests["experiment"], watch=tests["watch"], anchor=tests["anchor"])
-
-
-def _test(fields: dict[str, Any] | None) -> ExperimentRecord | None:
-    return ExperimentRecord.model_validate(fields) if fields else None
+    given = {name: fields.pop(name, None) for name in ("experiment", "watch", "anchor")}  # not all in earlier releases
+    tests = {name: ExperimentRecord.model_validate(test) if test else None for name, test in given.items()}
+    return Aliases(**fields, **tests)
 
 
 def _versions_by_slot(fields: dict[str, str]) -> dict[str, str]:

@@ -39,15 +39,6 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """The experiment and arm of a request, independent of the version that answers it."""
-
-    experiment: str = ""
-    """Empty if no experiment assigns the request."""
-    arm: Arm | Literal[""] = ""
-
-
-@dataclass(frozen=True)
 class Route:
     """The slot and version of one completion, and the arm and experiment that it counts for."""
 
@@ -59,7 +50,10 @@ class Route:
     pinned: bool = False
     estimate: Estimate | None = None
     """The estimate that decides how much is shown; None: all is shown."""
-    assigned: Assignment = Assignment()
+    assigned: str = ""
+    """Experiment that assigns the request, independent of the version that answers it; empty if none does."""
+    assigned_arm: Arm | Literal[""] = ""
+    """Arm that it assigns."""
     sampled_as: Arm = "champion"
     """The arm whose sampling settings apply. The version that a champion is compared with is sampled with the champion's
     settings."""
@@ -112,11 +106,11 @@ class Arms:
             self._met = running.id
         if self._met != running.id:
             return _one_of_each_slot(self._others(up))
-        assigned, routes = Assignment(running.id, arm), []
+        routes = []
         if slot := slots.get(running.challenger if arm == "challenger" else running.champion):
             route = self._route(slot, arm, running.id)
             routes.append(replace(route, sampled_as="champion") if running.stage.name in ("watch", "anchor") else route)
-        return [replace(route, assigned=assigned) for route in _one_of_each_slot(routes + self._others(up))]
+        return [replace(route, assigned=running.id, assigned_arm=arm) for route in _one_of_each_slot(routes + self._others(up))]
 
     def _others(self, up: Sequence[Slot]) -> list[Route]:
         """Return the routes of a request without an experiment: the champion's slot, then any slot that is up."""

@@ -39,12 +39,8 @@ class VersionSource:
         return self.cache.download(version, source, self.store)
 
     def check(self, version: str) -> None:
-        """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of another
-        registry.
-
-        Raises:
-            SourceMismatch: the registry names another source.
-        """
+        """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of
+        another registry. Raises SourceMismatch if the registry names another source."""
         cached_source = self.cache.source(version)
         if cached_source is None:
             return

@@ -115,7 +115,7 @@ def fetch(store: ObjectStore, checkpoint: str, target: Path, held: Mapping[str, 
         try:
             if (chain := _chain(store, prefix, sha256([checksums]), held, most)) is not None:
                 _apply(store, chain, target)
-                return Fetched("delta", sum(delta.bytes for delta in chain.deltas), sha256([checksums]))
+                return Fetched("delta", sum(delta.bytes for delta in chain[1]), sha256([checksums]))
         except BROKEN as error:
             log.warning(
                 "%s: its chain of deltas is broken, so the full copy is fetched: %s: %s", checkpoint, type(error).__name__, error
@@ -133,20 +133,13 @@ def served_prefix(store: ObjectStore, checkpoint: str) -> str:
     return copy if store.exists(f"{copy}/{CHECKSUMS}") else checkpoint
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Deltas from a held version, in the order in which they are applied."""
-
-    start: Path
-    deltas: tuple[VersionDelta, ...]
+Chain = tuple[Path, list[VersionDelta]]
+"""The folder of a held version, and deltas from it in the order in which they are applied."""
 
 
-def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, HeldVersion], most: int) -> _Chain | None:
-    """Return the chain to a version; None if there is none from a held version, or none within the bounds.
-
-    Raises:
-        ChainBroken: an index, or a held version, is of other files than the chain says.
-    """
+def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, HeldVersion], most: int) -> Chain | None:
+    """Return the chain to a version; None if there is none from a held version, or none within the bounds. Raises ChainBroken
+    if an index, or a held version, is of other files than the chain says."""
     deltas: list[VersionDelta] = []
     while len(deltas) < most and (delta := store.find(_key(prefix, INDEX), VersionDelta)):
         if delta.sha256 != checksum:
@@ -159,22 +152,19 @@ def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, He
                 raise ChainBroken(
                     f"{copy.path} has the checksum {copy.sha256[:16]}, the delta's parent {delta.parent_sha256[:16]}"
                 )
-            return _Chain(copy.path, tuple(deltas))
+            return copy.path, deltas
         prefix, checksum = served_prefix(store, delta.parent), delta.parent_sha256
     return None
 
 
-def _apply(store: ObjectStore, chain: _Chain, target: Path) -> None:
-    """Make the last version of a chain, and each before it in a folder that does not stay.
-
-    Raises:
-        ChainBroken: a version's files do not match their checksums.
-    """
+def _apply(store: ObjectStore, chain: Chain, target: Path) -> None:
+    """Make the last version of a chain, and each before it in a folder that does not stay. Raises ChainBroken if a version's
+    files do not match their checksums."""
     between: list[Path] = []
     try:
-        folder = chain.start
-        for number, delta in enumerate(chain.deltas, 1):
-            made = target if number == len(chain.deltas) else target.with_name(f"{target.name}.{number}")
+        folder, deltas = chain
+        for number, delta in enumerate(deltas, 1):
+            made = target if number == len(deltas) else target.with_name(f"{target.name}.{number}")
             if made != target:
                 shutil.rmtree(made, ignore_errors=True)
                 made.mkdir()
