@@ -7,15 +7,11 @@ from infra.records import Arm, ExperimentRecord
 
 
 def assigned_arm(experiment: ExperimentRecord, user: str, now: float) -> Arm:
-    """Return the arm of a user's request, the same on every replica.
+    """Return the arm of a user's request at a time in Unix seconds, the same on every replica; users are named by keyed hash.
 
     By user it is a hash of experiment and user. In a crossover it is a hash of experiment, user and block of time, so one block
     does not reveal the next. The hash is compared with the share of the stage, so as the share grows, users or blocks pass from
     the champion's arm to the challenger's and never back.
-
-    Args:
-        user: the keyed hash of the user's name, as in events.
-        now: when the request arrived, in Unix seconds.
     """
     salt = experiment.id
     if experiment.plan and experiment.plan.design == "crossover":

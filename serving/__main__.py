@@ -48,11 +48,7 @@ from serving.slots.follower import Follower
 from serving.slots.group import EngineGroup
 from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
-from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
-from serving.status.look_history import LookHistory
-from serving.status.move_history import MoveHistory
-from serving.status.request_history import RequestHistory
 from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
@@ -139,8 +135,7 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
     feedback = FeedbackService(access, recorder)
-    data = StatusData(registry, CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
-    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
+    status = StatusSources(access, arms, spool, shipper, metrics, StatusData(registry, store), links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain)
     return Parts(metrics, access, redactor, recorder, shipper, follower, completions_app, feedback_app)
@@ -154,20 +149,18 @@ async def serve(settings: Settings) -> None:
     connections.fit_to_descriptors()
     async with client.session() as http:
         parts = wire(settings, http, metrics, drain)
-        access, redactor, recorder = parts.access, parts.redactor, parts.recorder
-        shipper, follower = parts.shipper, parts.follower
-        completions_app, feedback_app = parts.completions, parts.feedback
+        access, recorder, shipper = parts.access, parts.recorder, parts.shipper
         gc_pauses.freeze()
         endless = (
-            *(follower.run(), shipper.run(), redactor.long_texts.start(), access.tokens.follow()),
+            *(parts.follower.run(), shipper.run(), parts.redactor.long_texts.start(), access.tokens.follow()),
             *(connections.close_expired(), gc_pauses.collect_when_quiet(connections)),
         )
         background = [asyncio.create_task(run) for run in endless]
         try:
             options: dict[str, Any] = {"host": serving.host, "timeout_graceful_shutdown": serving.drain.stream_seconds}
             await drain.serve(
-                make_server(completions_app, connections, port=serving.port, **options),
-                make_server(feedback_app, connections, port=serving.feedback_port, **options),
+                make_server(parts.completions, connections, port=serving.port, **options),
+                make_server(parts.feedback, connections, port=serving.feedback_port, **options),
             )
         finally:
             for task in background:

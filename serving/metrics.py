@@ -4,6 +4,7 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from statistics import quantiles
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -90,85 +91,61 @@ class Metrics:
     """Counters of one app."""
 
     def __init__(self, clients: Collection[str] = ()) -> None:
-        """Create the metrics.
-
-        Args:
-            clients: names counted one by one; others count as "other", since any User-Agent would add a series.
-        """
-        self.registry = registry = CollectorRegistry()
+        """Create the metrics; `clients` are counted one by one, others as "other", since any User-Agent would add a series."""
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, buckets=SECONDS, registry=self.registry)
         self._clients = clients
         arm, sampled = ("arm", "version"), ("arm", "version", "sampling")
-        self._completions = Counter("tabloop_completions", "Completions served", (*sampled, "finish"), registry=registry)
-        self._tokens = Counter("tabloop_tokens", "Tokens sampled", sampled, registry=registry)
-        self._mixed = Counter("tabloop_mixed", "Completions sampled by more than one version", registry=registry)
-        self._withheld = Counter("tabloop_withheld", "Completions sampled and not shown", sampled, registry=registry)
-        self._shortened = Counter("tabloop_shortened", "Completions shown only in part", sampled, registry=registry)
-        self._first = Histogram(
-            "tabloop_first_token_seconds", "From arrival to first token", arm, buckets=SECONDS, registry=registry
+        self._completions = counter("tabloop_completions", "Completions served", (*sampled, "finish"))
+        self._tokens = counter("tabloop_tokens", "Tokens sampled", sampled)
+        self._mixed = counter("tabloop_mixed", "Completions sampled by more than one version")
+        self._withheld = counter("tabloop_withheld", "Completions sampled and not shown", sampled)
+        self._shortened = counter("tabloop_shortened", "Completions shown only in part", sampled)
+        self._first = histogram("tabloop_first_token_seconds", "From arrival to first token", arm)
+        self._total = histogram("tabloop_completion_seconds", "From arrival to the end", arm)
+        self._shown = counter("tabloop_shown", "Completions with text, not withheld, received to the end", sampled)
+        self._feedback = counter("tabloop_feedback", "Feedback events", ("client", "outcome"))
+        self._not_taken = counter(
+            "tabloop_not_taken", "Feedback events by the reason why nothing was taken", ("client", "reason")
         )
-        self._total = Histogram("tabloop_completion_seconds", "From arrival to the end", arm, buckets=SECONDS, registry=registry)
-        self._shown = Counter(
-            "tabloop_shown", "Completions with text, not withheld, received to the end", sampled, registry=registry
-        )
-        self._feedback = Counter("tabloop_feedback", "Feedback events", ("client", "outcome"), registry=registry)
-        self._not_taken = Counter(
-            "tabloop_not_taken", "Feedback events by the reason why nothing was taken", ("client", "reason"), registry=registry
-        )
-        self.refused = Counter("tabloop_refused", "Requests answered with an error", ("status",), registry=registry)
-        self.ignored_users = Counter(
-            "tabloop_ignored_users", "Requests that named a user and whose token may not", registry=registry
-        )
-        self.unshared_rates = Counter(
+        self.refused = counter("tabloop_refused", "Requests answered with an error", ("status",))
+        self.ignored_users = counter("tabloop_ignored_users", "Requests that named a user and whose token may not")
+        self.unshared_rates = counter(
             "tabloop_unshared_rates",
             "Requests that this replica counted alone, since the server of serving.valkey did not answer",
-            registry=registry,
         )
-        self.redacted = Counter("tabloop_redacted", "Completions recorded with a secret removed", registry=registry)
-        self.unrecorded = Counter("tabloop_unrecorded", "Completions served and not recorded", registry=registry)
-        self.texts_dropped = Counter(
-            "tabloop_texts_dropped",
-            "Completions recorded without their text, since too many long texts of one credential waited",
-            registry=registry,
+        self.redacted = counter("tabloop_redacted", "Completions recorded with a secret removed")
+        self.unrecorded = counter("tabloop_unrecorded", "Completions served and not recorded")
+        self.texts_dropped = counter(
+            "tabloop_texts_dropped", "Completions recorded without their text, since too many long texts of one credential waited"
         )
-        self.redaction_wait = Histogram(
-            "tabloop_redaction_wait_seconds",
-            "CPU time of the texts that a long text waited for before it was redacted",
-            buckets=SECONDS,
-            registry=registry,
+        self.redaction_wait = histogram(
+            "tabloop_redaction_wait_seconds", "CPU time of the texts that a long text waited for before it was redacted"
         )
-        self.shadow_copies = Counter(
-            "tabloop_shadow_copies", "Copies of requests for a challenger that nobody sees", ("result",), registry=registry
+        self.shadow_copies = counter("tabloop_shadow_copies", "Copies of requests for a challenger that nobody sees", ("result",))
+        self.connections = gauge("tabloop_connections", "Open connections of both ports")
+        self.closed_connections = counter(
+            "tabloop_closed_connections", "Connections whose client kept the server waiting, or without room", ("reason",)
         )
-        self.connections = Gauge("tabloop_connections", "Open connections of both ports", registry=registry)
-        self.closed_connections = Counter(
-            "tabloop_closed_connections",
-            "Connections whose client kept the server waiting, or without room",
-            ("reason",),
-            registry=registry,
-        )
-        self.swaps = Counter("tabloop_swaps", "Versions loaded into a slot", ("slot",), registry=registry)
-        self._fetches = Counter(
+        self.swaps = counter("tabloop_swaps", "Versions loaded into a slot", ("slot",))
+        self._fetches = counter(
             "tabloop_version_fetches",
             "Versions fetched to a disk of the app or an engine: full, delta, or fallback, the full copy after a broken delta",
             ("how",),
-            registry=registry,
         )
-        self._fetched_bytes = Counter(
-            "tabloop_version_bytes",
-            "Bytes of versions fetched to the disk of the app or of an engine",
-            ("how",),
-            registry=registry,
+        self._fetched_bytes = counter(
+            "tabloop_version_bytes", "Bytes of versions fetched to the disk of the app or of an engine", ("how",)
         )
-        self._spool_bytes = Gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store", registry=registry)
-        self._spool_segments = Gauge("tabloop_spool_segments", "Segments that wait for the object store", registry=registry)
-        self._set_aside = Gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/", registry=registry)
-        self._spool_age = Gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment", registry=registry)
-        self._slot = Gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"), registry=registry)
-        self._measures = Gauge(
+        self._spool_bytes = gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store")
+        self._spool_segments = gauge("tabloop_spool_segments", "Segments that wait for the object store")
+        self._set_aside = gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/")
+        self._spool_age = gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment")
+        self._slot = gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"))
+        self._measures = gauge(
             "tabloop_measure",
             "Product metrics of the last cycle's window (infra/docs/how/measures.md)",
             ("measure", "by", "group"),
-            registry=registry,
         )
         self._latest: deque[_Served] = deque(maxlen=MAX_RECENT)
         self.feedback_counts: Tally[tuple[str, str]] = Tally()
@@ -209,12 +186,7 @@ class Metrics:
             self._not_taken.labels(client, row.reason).inc()
 
     def recent(self, now: float, project: str = "") -> list[Recent]:
-        """Return the completions of the last minutes by arm and version.
-
-        Args:
-            now: Unix seconds.
-            project: of these completions; empty: of every project.
-        """
+        """Return the last minutes' completions by arm and version, of a project (empty: of every one); `now` in Unix seconds."""
         rows = self._recent(now, project)
         summaries = []
         for arm, version, sampling in sorted({row.sampled for row in rows}):

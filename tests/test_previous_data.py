@@ -15,7 +15,7 @@ from infra.settings.schema import Collect
 from infra.storage import cycles
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
-from serving.status.cycle_history import CycleHistory
+from serving.status.history import CycleHistory
 from tasks.labels import samples
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate, explain

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 
 DONE, NO, WRONG_USE, NOT_READY, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes: what was asked is done; the answer is no, or a target is missed; wrong usage or settings; a server or part does not
@@ -80,11 +79,6 @@ def message_of(error: Exception) -> str:
         text = text.replace(":\n  ", ": ", 1)
     following = next((NEXT[name] for name in names if name in NEXT), "")
     return f"{text}\n  {following}" if following and "\n" in text else f"{text}; {following}" if following else text
-
-
-def classes() -> dict[str, type]:
-    """Return the class of every name in CODES, for tests."""
-    return {name: getattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in CODES}
 
 
 def _names(error: Exception) -> list[str]:

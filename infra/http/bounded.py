@@ -50,14 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: AbstractEventLoop | None = None,
     ) -> None:
-        """Take a connection.
-
-        Args:
-            connections: all connections, to which it is added.
-            sizes: of its bodies.
-            error_body: builds the JSON body for a malformed request.
-            config: as the others, uvicorn's.
-        """
+        """Take a connection and add it to all others; `error_body` builds the JSON body for a malformed request."""
         super().__init__(config, server_state, app_state, _loop)
         self._connections = connections
         self._sizes = sizes

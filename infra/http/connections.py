@@ -59,11 +59,9 @@ class Connection(Protocol):
 
     def expire(self, reason: Reason) -> None:
         """Close, and forget every deadline."""
-        ...
 
     def finish(self) -> None:
         """Close after the client has."""
-        ...
 
 
 class Waiting:
@@ -121,13 +119,8 @@ class Connections:
         clock: Callable[[], float] = time.monotonic,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """Start without a connection.
-
-        Args:
-            limits: numbers of connections.
-            on_closed: called for each connection that the server closes.
-            on_refused: called with the status of each response to a malformed request.
-            deadlines: deadlines of the waits (default: DEADLINES).
+        """Start without a connection; `on_closed` is called for each that the server closes, and `on_refused` with the status
+        of each response to a malformed request.
         """
         self.limits = limits
         self.deadlines = deadlines = deadlines or DEADLINES

@@ -15,12 +15,11 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 QUERY = "login"
 """Query of a login link's page, and of the request that exchanges the code."""
 CODE_HEADER = "X-Login-Code"
-SESSION_USER = "session"
-"""User name of a session; ignored."""
 LINK_SECONDS = 600
 """How long a login link works."""
 SESSION_SECONDS = 12 * 3600
@@ -113,23 +112,7 @@ def _equal(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
-SCRIPT = f"""
-const say = text => {{ document.body.textContent = text; }};
-async function logIn() {{
-  const code = location.hash.slice(1);
-  history.replaceState(null, "", "/?{QUERY}");
-  const headers = {{"{CODE_HEADER}": code}};
-  const answer = await fetch("/?{QUERY}", {{method: "POST", credentials: "omit", headers}});
-  const text = await answer.text();
-  if (!answer.ok) return say(text);
-  const request = new XMLHttpRequest();
-  request.open("GET", "/", true, "{SESSION_USER}", text);
-  request.onload = () => request.status < 400 ? location.replace("/") : say("the login failed: HTTP " + request.status);
-  request.onerror = () => say("the server does not answer");
-  request.send();
-}}
-logIn();
-"""
+SCRIPT = Path(__file__).with_name("login.js").read_text()
 """The page's script. An XMLHttpRequest with a password makes the browser store it for the origin."""
 PAGE = f'<!doctype html><meta charset="utf-8"><title>tabloop</title><body>Logging in ...<script>{SCRIPT}</script>\n'
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()

@@ -103,10 +103,7 @@ class Architecture:
 
 
 def parse(config: Mapping[str, Any], source: str) -> Architecture:
-    """Return the architecture that a config.json describes.
-
-    Args:
-        source: the checkpoint, for errors.
+    """Return the architecture that a config.json describes; `source` names the checkpoint in errors.
 
     Raises:
         UnsupportedCheckpoint: names the key, its value and what was expected.
@@ -163,11 +160,8 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
 
 
 def read(directory: Path) -> Architecture:
-    """Return the architecture of a checkpoint in Hugging Face's layout, from its config.json alone.
-
-    Raises:
-        UnsupportedCheckpoint: there is no readable config.json, or another architecture.
-    """
+    """Return the architecture of a checkpoint in Hugging Face's layout, from its config.json alone. Raises
+    UnsupportedCheckpoint if there is no readable config.json, or another architecture."""
     try:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -209,11 +203,8 @@ def check(directory: Path) -> Architecture:
 
 
 def _stored(directory: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of every tensor, from the files' headers.
-
-    Raises:
-        UnsupportedCheckpoint: there is no file, or one is not a whole safetensors file.
-    """
+    """Yield name and shape of every tensor, from the files' headers. Raises UnsupportedCheckpoint if there is no file, or one
+    is not a whole safetensors file."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise UnsupportedCheckpoint(f"{directory}: no *.safetensors, expected the weights in Hugging Face's layout")

@@ -38,11 +38,8 @@ class Batch:
 
     @classmethod
     def parse(cls, body: Any) -> "Batch":
-        """Return a batch from its JSON body.
-
-        Raises:
-            ValueError: a field is missing or unknown, or the lists have different lengths.
-        """
+        """Return a batch from its JSON body. Raises ValueError if a field is missing or unknown, or the lists have different
+        lengths."""
         known = {field.name for field in fields(cls)}
         if not isinstance(body, dict) or not {"version", "prompts", "draws"} <= body.keys() <= known:
             raise ValueError(f"batch: expected an object with version, prompts and draws, and of {sorted(known)} nothing else")

@@ -12,31 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, pairwise
+from pathlib import Path
 
-STYLE = """
-:root{color-scheme:light dark;
---ink:#1b2330;--paper:#fff;--faint:#5b6675;--rule:#dde3ea;--axis:#6f7a88;--mark:#2f6299;--yes:#1c7c45;--no:#b3261e;
---second:#8a5a00;--third:#7a3e9d}
-@media(prefers-color-scheme:dark){:root{
---ink:#e4e8ee;--paper:#14181f;--faint:#a3adba;--rule:#303845;--axis:#7d8897;--mark:#7db2ea;--yes:#6fce95;--no:#ff9389;
---second:#f0b95a;--third:#c79bea}}
-.chart{display:block;max-width:100%;height:auto}
-.chart text{font:11px system-ui,sans-serif;fill:var(--ink);stroke:none}
-.chart .faint{fill:var(--faint)}.chart .axis{stroke:var(--axis)}.chart .zero{stroke:var(--ink);stroke-width:1.2}
-.chart .margin{stroke:var(--no);stroke-dasharray:5 3}.chart .end{stroke:var(--axis);stroke-dasharray:2 3}
-.chart .band{fill:var(--mark);fill-opacity:.22;stroke:none}.chart .line{fill:none;stroke:var(--mark);stroke-width:2}
-.chart .interval{stroke:var(--mark);stroke-width:3}.chart .dot{fill:var(--mark)}
-.chart .second{stroke:var(--second)}.chart .third{stroke:var(--third)}
-.chart .line.second{stroke-dasharray:7 3}.chart .line.third{stroke-dasharray:2 3}
-.chart circle.second{fill:var(--second)}.chart circle.third{fill:var(--third)}.chart .bar{fill:var(--mark)}
-.chart .span{fill:var(--mark);fill-opacity:.3;stroke:var(--mark)}
-.chart .yes{stroke:var(--yes);fill:var(--yes)}.chart .no{stroke:var(--no);fill:var(--no)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(340px,100%),1fr));gap:1.2rem;margin:.6rem 0}
-.charts>*{min-width:0}.charts .chart{width:100%;max-width:460px}
-figure{margin:0}figcaption{font-size:13px;color:var(--faint)}
-.scroll{overflow-x:auto}.numbers{font-size:13px}.numbers summary{cursor:pointer;color:var(--faint)}
-""".strip()
+from jinja2 import StrictUndefined, Template
+
+STYLE = Path(__file__).with_name("charts.css").read_text().strip()
 """The style of every chart and of its table; a page takes its own colours from the same variables."""
+TEMPLATE = Template(
+    Path(__file__).with_name("chart.html").read_text(), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+)
 WIDTH = 360
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 34
 """Space around the plot, in pixels."""
@@ -76,22 +60,7 @@ class Chart:
 
     def html(self) -> str:
         """Return the chart above its table, which a page shows on demand."""
-        return f"<figure><figcaption>{escape(self.title)}</figcaption>{self.svg}{self._table()}</figure>"
-
-    def _table(self) -> str:
-        if not self.headings:
-            return ""
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.headings)
-        body = "".join(
-            "<tr>" + f'<th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-            for row in self.rows
-        )
-        name = escape(f"Numbers: {self.title}")
-        return (
-            f'<details class="numbers" data-key="{name}"><summary>The numbers as a table</summary>'
-            f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
-        )
+        return TEMPLATE.render(chart=self)
 
 
 @dataclass(frozen=True)

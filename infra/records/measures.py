@@ -49,44 +49,20 @@ class Measures(Record):
     def __add__(self, other: "Measures") -> "Measures":
         return Measures(**{name: getattr(self, name) + getattr(other, name) for name in Measures.model_fields})
 
-    @property
-    def accepted_per_request(self) -> float | None:
-        """Accepted completions per request; None without requests."""
-        return _ratio(self.accepted, self.requests)
-
-    @property
-    def accepted_per_shown(self) -> float | None:
-        """Accepted completions per completion shown; None without any."""
-        return _ratio(self.accepted, self.shown)
-
-    @property
-    def shown_per_request(self) -> float | None:
-        """Share of requests with something shown; None without requests."""
-        return _ratio(self.shown, self.requests)
-
-    @property
-    def kept_characters_per_request(self) -> float | None:
-        """Kept characters per request; None without requests."""
-        return _ratio(self.kept_characters, self.requests)
-
-    @property
-    def completed_share(self) -> float | None:
-        """Kept characters per character written, kept / (kept + typed); None where it is unknown what was typed."""
-        return _ratio(self.completed_characters, self.completed_characters + self.typed_characters)
-
-    @property
-    def explicit_cancels_per_shown(self) -> float | None:
-        """Dismissed completions per completion shown; None without any."""
-        return _ratio(self.explicit_cancels, self.shown)
-
-    @property
-    def quick_rejections_per_shown(self) -> float | None:
-        """Completions rejected within 750 ms per completion shown; None without any."""
-        return _ratio(self.quick_rejections, self.shown)
-
     def ratios(self) -> dict[str, float | None]:
-        """Return every ratio by its name."""
-        return {name: getattr(self, name) for name in RATIOS}
+        """Return every ratio of RATIOS by its name; None without requests, without anything shown, or where it is unknown what
+        was typed."""
+        written = self.completed_characters + self.typed_characters
+        parts = {
+            "accepted_per_request": (self.accepted, self.requests),
+            "accepted_per_shown": (self.accepted, self.shown),
+            "shown_per_request": (self.shown, self.requests),
+            "kept_characters_per_request": (self.kept_characters, self.requests),
+            "completed_share": (self.completed_characters, written),
+            "explicit_cancels_per_shown": (self.explicit_cancels, self.shown),
+            "quick_rejections_per_shown": (self.quick_rejections, self.shown),
+        }
+        return {name: part / whole if whole else None for name, (part, whole) in parts.items()}
 
 
 class MeasuredGroup(Record):
@@ -110,7 +86,3 @@ class ServedVersion(Record):
     """Policy version that served."""
     acceptance: Rate
     """Accepted per request of those that Measures.requests counts, exploring ones aside; its interval is clustered by user."""
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

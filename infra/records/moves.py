@@ -1,4 +1,4 @@
-"""Moves: how versions of the policy pass from state to state."""
+"""Moves: how versions of the policy pass from state to state, and requests for moves with their answers."""
 
 from typing import Literal
 
@@ -68,3 +68,41 @@ class Move(Record):
     """What the registry shows after the move. None in moves that were recorded after the registry had been changed."""
     decision: Decision | None = None
     """The decision that the move carries out, whose record is in decisions/ as soon as the registry shows the move."""
+
+
+class MoveRequest(Record):
+    """A request to make a version champion, or to pause or resume its test. One from the status page is written once, and the
+    controller (the flow `experiment`) carries it out."""
+
+    id: str
+    """Id of the request."""
+    kind: Literal["promote", "roll_back", "pause", "resume"]
+    """The move that is requested."""
+    version: str
+    """Version to make champion, or whose test is paused or resumed. Empty: to promote the challenger, or to roll back to the
+    champion that was retired last."""
+    champion: str
+    """The champion that the administrator saw: with another one, the request is refused. Empty: any."""
+    reason: str
+    """Why, as the person who asks wrote it."""
+    by: str
+    """Name of the administrator's token, or of the person who asks and of the one who approved."""
+    time: float
+    """When it was asked."""
+    expires: float
+    """When it is no longer carried out."""
+    source: Literal["page", "command", "approval", "controller"] = "page"
+    """Where it comes from. controller: a verdict of a probation, or of the comparison with the anchor."""
+
+
+class MoveAnswer(Record):
+    """How a request ended, written once."""
+
+    id: str
+    """Id of the request."""
+    state: Literal["done", "refused"]
+    """done: it is as was asked. refused: nothing was changed."""
+    message: str
+    """What was done, or why not and what to do."""
+    time: float
+    """When it ended."""

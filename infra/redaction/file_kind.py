@@ -4,39 +4,18 @@ The client names the file's ending or language. If it does not, or if the ending
 around the cursor decide.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
 
 from infra.redaction.patterns import compile_bytes
 
 Values = Literal["quoted", "words", "lines"]
 """quoted: values are literals in quotes, everything else is code. words: a bare value ends at a blank. lines: it ends with its
 line."""
-LINES = frozenset(
-    (
-        *("yaml", "yml", "ini", "cfg", "conf", "config", "cnf", "properties", "toml", "desktop", "service"),
-        *("netrc", "pgpass", "npmrc", "pypirc", "gitconfig", "htpasswd", "credentials", "csv", "tsv"),
-    )
-)
-WORDS = frozenset(
-    (
-        *("env", "dotenv", "envrc", "sh", "bash", "zsh", "ksh", "fish", "shell", "shellscript", "ps1", "powershell"),
-        *("bat", "cmd", "dockerfile", "docker", "makefile", "mk", "tfvars", "xml", "plist", "html"),
-        *("json", "jsonc", "json5", "txt", "text", "md", "markdown", "log", "http", "rest"),
-        *("bashrc", "zshrc", "profile", "bash_profile"),
-    )
-)
-CODE = frozenset(
-    (
-        *("py", "pyi", "pyx", "python", "ipynb", "js", "jsx", "mjs", "cjs", "ts", "tsx", "mts", "cts", "vue", "svelte"),
-        *("javascript", "javascriptreact", "typescript", "typescriptreact", "java", "kt", "kts", "kotlin", "scala", "groovy"),
-        *("gradle", "c", "h", "cc", "hh", "cpp", "hpp", "cxx", "hxx", "c++", "cuda", "cu", "cs", "csharp", "c#", "fs", "fsharp"),
-        *("f#", "vb", "go", "rs", "rust", "swift", "m", "mm", "objective-c", "php", "rb", "ruby", "pl", "pm", "perl", "lua"),
-        *("r", "jl", "julia", "dart", "ex", "exs", "elixir", "erl", "erlang", "hs", "haskell", "clj", "cljs", "clojure", "ml"),
-        *("mli", "ocaml", "nim", "zig", "v", "sv", "vhdl", "sql", "css", "scss", "sass", "less", "proto", "graphql", "sol"),
-    )
-)
-KINDS: tuple[tuple[frozenset[str], Values], ...] = ((LINES, "lines"), (WORDS, "words"), (CODE, "quoted"))
+ENDINGS = tomllib.loads(Path(__file__).with_name("file_kinds.toml").read_text())
+KINDS: Mapping[str, Values] = {name: form for form in get_args(Values) for name in ENDINGS[form]}
 """How files of each ending or language write values."""
 NEAR_CHARACTERS = 2_000
 """Characters on each side of the cursor that are looked at."""
@@ -56,9 +35,8 @@ PYTHON_BLOCK = compile_bytes(r"^\s*(?:else|try|finally|default|except\b.*|case\b
 
 def values(language: str, prefix: bytes, suffix: bytes) -> Values:
     """Return how a file writes values, by its ending or language, else by the text near the cursor."""
-    for named, form in KINDS:
-        if language in named:
-            return form
+    if form := KINDS.get(language):
+        return form
     half = MOST_LINES // 2
     before, after = prefix.split(b"\n"), suffix.split(b"\n")
     near = [*before[-half:-1], before[-1] + after[0], *after[1:half]]

@@ -29,16 +29,6 @@ def frame(value: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def texts_frame(texts: Texts) -> bytes:
-    """Return texts as a frame."""
-    return frame(asdict(texts))
-
-
-def read_texts(body: bytes) -> Texts:
-    """Return the texts in a frame's body."""
-    return _texts(json.loads(body))
-
-
 def read_answer(body: bytes) -> tuple[Texts, float]:
     """Return the texts in an answer, and their CPU seconds."""
     answer = json.loads(body)
@@ -71,7 +61,7 @@ def main() -> int:
     redactor = Redactor(personal_data(arguments))
     while body := _read(sys.stdin.buffer):
         began = time.process_time()
-        redacted = redactor.redact(read_texts(body))
+        redacted = redactor.redact(_texts(json.loads(body)))
         sys.stdout.buffer.write(frame({"texts": asdict(redacted), "seconds": time.process_time() - began}))
         sys.stdout.buffer.flush()
     return 0

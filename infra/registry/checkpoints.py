@@ -14,11 +14,7 @@ KEPT = 8
 
 
 def prefix_of(source: str, bucket: str) -> str:
-    """Return the key prefix in a version's source URI.
-
-    Raises:
-        ValueError: the source is not in this store's bucket.
-    """
+    """Return the key prefix in a version's source URI. Raises ValueError if the source is not in this store's bucket."""
     parts = urlsplit(source)
     if parts.scheme != "s3" or parts.netloc != bucket:
         raise ValueError(f"model version's source {source!r}: expected s3://{bucket}/checkpoints/NAME, which store.bucket names")

@@ -6,6 +6,7 @@ all of them. MLflow's own client is not used since importing it takes 4 s.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,19 +35,7 @@ PAGE = 200
 """Versions per request."""
 MOST_DESCRIPTION = 5000
 """Characters of a description that MLflow stores."""
-DESCRIPTION = """\
-The code completion model of this team: each version is a checkpoint that was trained from an earlier version on the
-outcomes of its completions. Version 1 is the base model.
-
-- **`champion`** (alias) completes for everybody. **`challenger`** meets a share of the users in an A/B test.
-- A version's **description** decides a review: the verdicts of the offline gate and of the A/B test with their intervals, metrics
-  beside champion and base, examples, the requests it learnt from, and links.
-- **`state`**, **`verdict`** and **`verdict.reason`** (tags) say where a version stands and why; **`parent`** is what it was
-  trained from, **`manifest_sha256`** its data set, **`evaluation`** the offline gate's verdict.
-- To move the champion: the status page, `tabloop promote`, `tabloop rollback`, or the alias here. The next run of the flow
-  `experiment` records a move of the alias.
-- **Source run** holds settings, curves and reports. `tabloop explain VERSION` shows a version's history.
-"""
+DESCRIPTION = Path(__file__).with_name("description.md").read_text()
 """Description of the registered model, where nobody has written another one."""
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from infra.settings.schema import Settings
 from infra.settings.section import Section
@@ -36,7 +36,6 @@ SECRETS_NAME = "secrets.toml"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FILE_VARIABLE = "TABLOOP_SETTINGS"
 
-__all__ = ["FILE_VARIABLE", "LOCAL", "PRODUCTION", "ROOT", "Settings", "SettingsError", "dump", "load", "masked", "path"]
 CREDENTIALS = re.compile(r"(?<=//)[^/?#\s\"'\\]*@")
 """The part `user:password@` of a URL."""
 SECRET_WORDS = ("key", "token", "secret", "password", "auth_string", "webhook", "valkey")
@@ -53,10 +52,7 @@ class SettingsError(ValueError):
 def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, kind: type[Settings] = Settings) -> Settings:
     """Return the settings of a file (by default $TABLOOP_SETTINGS, else local.toml), overridden by the environment.
 
-    Args:
-        file: a TOML file.
-        environment: variables that start with TABLOOP_.
-        kind: the class of the settings; one that adds sections reads these too.
+    A `kind` that adds sections reads these too.
 
     Raises:
         SettingsError: a file is missing, not TOML or extends itself; a key is unknown, or a value is out of its range.
@@ -185,6 +181,11 @@ def _shown(error: Any) -> str:
 def masked(text: str, mask: str = "(hidden)@") -> str:
     """Return a text with the part `user:password@` of every URL in it replaced."""
     return CREDENTIALS.sub(mask, text)
+
+
+def revealed(secret: SecretStr | None) -> str:
+    """Return a secret's text; empty without one."""
+    return secret.get_secret_value() if secret else ""
 
 
 def dump(settings: Settings) -> str:

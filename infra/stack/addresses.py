@@ -2,8 +2,6 @@
 
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
-
 from infra import settings as settings_
 from infra.http import login
 from infra.settings import Settings
@@ -30,17 +28,13 @@ def described(settings: Settings) -> str:
 def login_links(settings: Settings) -> dict[str, str]:
     """Return the address of each page, by part: of a server on this machine, a link that logs a browser in."""
     serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
-    password = _text(registry.password)
+    password = settings_.revealed(registry.password)
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     return {
-        "prefect": _link(orchestration.api.removesuffix("/api"), _text(orchestration.auth_string)),
+        "prefect": _link(orchestration.api.removesuffix("/api"), settings_.revealed(orchestration.auth_string)),
         "mlflow": _link(registry.uri, password and f"{registry.username}:{password}"),
-        "serving": _link(f"http://{host}:{serving.port}/", _text(serving.admin_token)),
+        "serving": _link(f"http://{host}:{serving.port}/", settings_.revealed(serving.admin_token)),
     }
-
-
-def _text(secret: SecretStr | None) -> str:
-    return secret.get_secret_value() if secret else ""
 
 
 def _link(address: str, credential: str) -> str:

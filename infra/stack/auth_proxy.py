@@ -47,12 +47,7 @@ class AuthProxy:
     """An ASGI app that passes on the requests of a server's own clients."""
 
     def __init__(self, app: App, address: str, credential: str, clock: Callable[[], float] = time.time) -> None:
-        """Guard a server.
-
-        Args:
-            address: the server's URL, http://HOST:PORT.
-            credential: "USER:PASSWORD".
-        """
+        """Guard the server at a URL, http://HOST:PORT; the credential is "USER:PASSWORD"."""
         self._app = app
         self._names = own_names(address)
         self._basic = basic(credential).encode()

@@ -30,9 +30,9 @@ def bucket(settings: Settings) -> str:
 
 def base_model(settings: Settings) -> str:
     """Register the base model and make it champion, if the registry has no champion."""
-    seeded = seed.base_model(settings)
-    champion = f"version {seeded.champion} of {settings.registry.model}"
-    return f"{champion}: {'registered and made champion' if seeded.made else 'unchanged, it is champion'}"
+    version, made = seed.base_model(settings)
+    change = "registered and made champion" if made else "unchanged, it is champion"
+    return f"version {version} of {settings.registry.model}: {change}"
 
 
 def work_pool(settings: Settings) -> str:

@@ -58,9 +58,7 @@ class Progress:
 def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paused: bool = False) -> Settings:
     """Start the parts that do not run, wait until all are ready, and return the settings including secrets.
 
-    Args:
-        only: names of the parts to start; empty: all.
-        paused: leave the deployments' schedules paused.
+    `only` names the parts to start; empty: all. `paused` leaves the deployments' schedules paused.
 
     Raises:
         StackError: a part cannot start. The parts that this call started are stopped again.
@@ -225,11 +223,8 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
 
 
 def _start(supervisor: Supervisor, part: Part, seconds: float, failed: threading.Event | None = None) -> None:
-    """Start a part if it does not run, and wait until it is ready.
-
-    Raises:
-        StackError: the part ends while starting, or is not ready in time.
-    """
+    """Start a part if it does not run, and wait until it is ready. Raises StackError if the part ends while starting, or is not
+    ready in time."""
     if supervisor.states()[part.name].state not in ("RUNNING", "STARTING", "BACKOFF"):
         try:
             supervisor.start_part(part.name)

@@ -67,9 +67,7 @@ def outdated(settings: Settings) -> list[str]:
 def deploy(settings: Settings, environment: dict[str, str], again: str = "tabloop up") -> None:
     """Deploy prefect.yaml, and give each deployment the release as its version.
 
-    Args:
-        environment: the environment of Prefect's command, with addresses and credentials (parts.client_environment).
-        again: the command that repeats this, for errors.
+    The environment has addresses and credentials (parts.client_environment); `again` is the command that errors name.
 
     Raises:
         DeployError: Prefect refused it, or did not finish in time: on SQLite its server can block itself.

@@ -5,14 +5,13 @@ import json
 import math
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.client import OK
 from pathlib import Path
 from urllib.parse import urlsplit
-
-from pydantic import SecretStr
 
 from infra import settings as settings_
 from infra.http.authorization import basic, mlflow_variables
@@ -23,6 +22,7 @@ from infra.stack.auth_proxy import CREDENTIAL
 from infra.stack.processes import MARK
 
 BIN = Path(sys.executable).parent
+ENVIRONMENT = Path(__file__).with_name("environment.toml")
 WORKER = "local"
 S3_REQUEST_TIME = "5m"
 """The longest request to the S3 server; a checkpoint is many, of a part each. rclone itself closes a connection whose headers
@@ -76,49 +76,18 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
 
     It holds no credentials: `clients` and Part.credentials do.
     """
-    state = settings_.path(settings.stack.state)
-    cache, home = state / "cache", state / "home"
-    api = urlsplit(settings.orchestration.api)
+    state, api = settings_.path(settings.stack.state), settings.orchestration.api
+    names = {"root": settings_.ROOT, "state": state, "api": api, "site": _site(api)}
+    names |= {"mlflow": settings.registry.uri, "region": settings.store.region}
     variables = {
         **{k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))},
+        **{name: value.format(**names) for name, value in tomllib.loads(ENVIRONMENT.read_text()).items()},
         MARK: str(state),
         settings_.FILE_VARIABLE: given.get(settings_.FILE_VARIABLE, str(settings_.LOCAL)),
         "PATH": f"{BIN}{os.pathsep}{given.get('PATH', os.defpath)}",
-        "PYTHONPATH": str(settings_.ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "HOME": str(home),
-        "XDG_CACHE_HOME": str(cache),
-        "XDG_CONFIG_HOME": str(home / ".config"),
-        "XDG_DATA_HOME": str(home / ".local/share"),
-        "HF_HOME": str(cache / "huggingface"),
-        "VLLM_CACHE_ROOT": str(cache / "vllm"),
-        "VLLM_CONFIG_ROOT": str(cache / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-        "MPLCONFIGDIR": str(cache / "matplotlib"),
-        "DO_NOT_TRACK": "1",
-        "PREFECT_HOME": str(state / "prefect"),
-        "PREFECT_API_URL": settings.orchestration.api,
-        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{state}/prefect/prefect.db",
-        "PREFECT_LOCAL_STORAGE_PATH": str(state / "prefect/storage"),
-        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-        "PREFECT_UI_STATIC_DIRECTORY": str(state / "prefect/ui"),
-        "PREFECT_UI_URL": f"{api.scheme}://{api.netloc}",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"{api.scheme}://{api.netloc}",
-        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # without a server, fail
         # SQLite allows one writer, and Prefect's services compete with its API for it, which has stalled the server for a minute.
         # The services not used here (automations, events, monitoring of workers and late runs) are off.
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused_services(settings)},
-        "PREFECT_WORKER_QUERY_SECONDS": "2",  # instead of 10, so that a run starts at once
-        "PREFECT_CLI_PROMPT": "false",
-        "MLFLOW_TRACKING_URI": settings.registry.uri,
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it would start ten processes with 1.3 GB
-        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
-        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
-        "AWS_DEFAULT_REGION": settings.store.region,
-        "AWS_EC2_METADATA_DISABLED": "true",
     }
     if settings.store.endpoint:
         variables["MLFLOW_S3_ENDPOINT_URL"] = settings.store.endpoint
@@ -132,7 +101,7 @@ def unused_services(settings: Settings) -> tuple[str, ...]:
 
 def clients(settings: Settings) -> dict[str, str]:
     """Return the environment variables by which clients find and enter Prefect and MLflow, and those of prefect.yaml."""
-    registry, auth = settings.registry, _text(settings.orchestration.auth_string)
+    registry, auth = settings.registry, settings_.revealed(settings.orchestration.auth_string)
     variables = {"PREFECT_API_URL": settings.orchestration.api, "MLFLOW_TRACKING_URI": registry.uri}
     variables |= orchestration.variables(settings)
     if auth:
@@ -149,12 +118,8 @@ def client_environment(settings: Settings, given: dict[str, str]) -> dict[str, s
 
 def _keys(settings: Settings) -> tuple[str, str]:
     """Return the S3 access key and secret key; empty without keys in the settings."""
-    key, secret = _text(settings.store.access_key), _text(settings.store.secret_key)
+    key, secret = settings_.revealed(settings.store.access_key), settings_.revealed(settings.store.secret_key)
     return (key, secret) if key and secret else ("", "")
-
-
-def _text(secret: SecretStr | None) -> str:
-    return secret.get_secret_value() if secret else ""
 
 
 def _s3(settings: Settings, state: Path) -> Part:
@@ -179,7 +144,7 @@ def _mlflow(settings: Settings, state: Path) -> Part:
         *(sys.executable, "-m", "infra.stack.mlflow_server", registry.uri),
         *(f"sqlite:///{state}/mlflow.db", f"s3://{settings.store.bucket}/mlflow"),
     )
-    credential, keys = f"{registry.username}:{_text(registry.password)}", _keys(settings)
+    credential, keys = f"{registry.username}:{settings_.revealed(registry.password)}", _keys(settings)
     credentials = {CREDENTIAL: credential}
     if all(keys):
         credentials["AWS_ACCESS_KEY_ID"], credentials["AWS_SECRET_ACCESS_KEY"] = keys
@@ -191,9 +156,8 @@ def _mlflow(settings: Settings, state: Path) -> Part:
 
 
 def _prefect(settings: Settings) -> Part:
-    api, auth = settings.orchestration.api, _text(settings.orchestration.auth_string)
-    address = urlsplit(api)
-    site = f"{address.scheme}://{address.netloc}"
+    api, auth = settings.orchestration.api, settings_.revealed(settings.orchestration.auth_string)
+    site = _site(api)
     command = (sys.executable, "-m", "infra.stack.prefect_server", site)
     credentials = {CREDENTIAL: auth, "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_API_AUTH_STRING": auth}
 
@@ -206,7 +170,7 @@ def _prefect(settings: Settings) -> Part:
 def _worker(settings: Settings) -> Part:
     api, pool = settings.orchestration.api, settings.orchestration.work_pool
     command = (sys.executable, "-m", "infra.stack.worker", pool, settings.orchestration.work_pool_type, WORKER)
-    auth = _text(settings.orchestration.auth_string)
+    auth = settings_.revealed(settings.orchestration.auth_string)
 
     def ready(since: float) -> bool:
         status, body = request(f"{api}/work_pools/{pool}/workers/filter", b"{}", auth)
@@ -243,11 +207,9 @@ def _serving(settings: Settings) -> Part:
 
 
 def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[int, bytes]:
-    """Return status and body of one request; http.client skips the 30 ms that httpx spends on loading certificates.
+    """Return status and body of a request: a POST of a JSON body, else a GET; the credential is "USER:PASSWORD", empty: none.
 
-    Args:
-        body: JSON to post; None: a GET request.
-        credential: "USER:PASSWORD"; empty: none is sent.
+    http.client skips the 30 ms that httpx spends on loading certificates.
     """
     address = urlsplit(url)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=5)
@@ -260,6 +222,11 @@ def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[
         return response.status, response.read()
     finally:
         connection.close()
+
+
+def _site(url: str) -> str:
+    address = urlsplit(url)
+    return f"{address.scheme}://{address.netloc}"
 
 
 def _ports(url: str) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Seed empty servers: the bucket, the registered model, and the base model as version 1. Each step can be repeated."""
 
 import time
-from dataclasses import dataclass
 
 from infra import settings as settings_
 from infra.model import architectures
@@ -27,16 +26,6 @@ def check_base(settings: Settings) -> None:
         ) from None
 
 
-@dataclass(frozen=True)
-class Seeded:
-    """A frozen record of the registry after `base_model`."""
-
-    champion: str
-    """The champion's version."""
-    made: bool
-    """Whether this call made it the champion."""
-
-
 def bucket(settings: Settings) -> bool:
     """Create the bucket if it is missing, and check that conditional puts are safe; return whether it was missing."""
     store = ObjectStore.connect(settings.store)
@@ -45,18 +34,16 @@ def bucket(settings: Settings) -> bool:
     return made
 
 
-def base_model(settings: Settings) -> Seeded:
-    """Upload, register and make champion the base model, if the registry has no champion.
+def base_model(settings: Settings) -> tuple[str, bool]:
+    """Upload, register and make champion the base model, if the registry has no champion; return the champion's version, and
+    whether this call made it champion.
 
-    An interrupted call can be repeated: it uses what already exists.
-
-    Raises:
-        NoBaseModel: model.base names no model that can be served and trained.
+    An interrupted call can be repeated: it uses what already exists. Raises NoBaseModel (check_base).
     """
     registry = Registry.connect(settings.registry)
     registry.ensure_model()
     if champion := registry.aliases().champion:
-        return Seeded(champion, made=False)
+        return champion, False
     store = ObjectStore.connect(settings.store)
     source = f"s3://{store.bucket}/{BASE_CHECKPOINT}"
     known = [version.version for version in registry.versions() if version.source == source]
@@ -66,4 +53,4 @@ def base_model(settings: Settings) -> Seeded:
         tags = {"parent": "", "cycle": "", "created": f"{time.time():.0f}", "files": str(len(checksums))}
         known = [registry.create_version(source, tags, "The base model this stack started from.").version]
     registry.set_alias(CHAMPION, known[0])
-    return Seeded(known[0], made=True)
+    return known[0], True

@@ -33,16 +33,7 @@ async def serve(
     deadlines: Deadlines = DEADLINES,
     sockets: list[socket.socket] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Args:
-        app: an ASGI app.
-        address: its URL, http://HOST:PORT.
-        credential: "USER:PASSWORD".
-        limits: limits of its connections.
-        deadlines: deadlines of the waits for its clients.
-        sockets: sockets to listen on (default: one at the address).
-    """
+    """Serve an ASGI app at its URL until SIGTERM or SIGINT; without sockets to listen on, on one at the address."""
     connections, url = Connections(limits, deadlines=deadlines), urlsplit(address)
     config = uvicorn.Config(
         cast(Any, AuthProxy(app, address, credential)),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from jinja2 import StrictUndefined, Template
 from supervisor.xmlrpc import SupervisorTransport
 
 from infra.settings import ROOT
@@ -24,6 +25,7 @@ from infra.stack.launch import credentials_file
 from infra.stack.parts import Part
 
 SOCKET_LIMIT = 100  # a Unix socket's path holds about 108 bytes
+TEMPLATE = Path(__file__).with_name("supervisord.conf.jinja")
 UNREACHABLE = (OSError, xmlrpc.client.ProtocolError)
 
 
@@ -70,11 +72,7 @@ class Supervisor:
             return False
 
     def start(self, parts: Iterable[Part], environment: dict[str, str], seconds: float = 20) -> None:
-        """Start supervisord with all parts stopped, if it does not run.
-
-        Raises:
-            RuntimeError: it does not respond in time.
-        """
+        """Start supervisord with all parts stopped, if it does not run. Raises RuntimeError if it does not respond in time."""
         if self.running():
             return
         self._write_configuration(parts)
@@ -155,20 +153,14 @@ class Supervisor:
 
     def _write_configuration(self, parts: Iterable[Part]) -> None:
         self.log("").parent.mkdir(parents=True, exist_ok=True)
-        sections = [_DAEMON.format(socket=_escaped(self.socket), directory=_escaped(self.directory), root=_escaped(ROOT))]
+        programs = []
         for part in parts:
             files.write(credentials_file(self.directory, part.name), json.dumps(dict(part.credentials)))
             launch = (sys.executable, "-m", "infra.stack.launch", str(self.directory), part.name, *part.command)
-            sections.append(
-                _PROGRAM.format(
-                    name=part.name,
-                    command=_escaped(shlex.join(launch)),
-                    log=_escaped(self.log(part.name)),
-                    root=_escaped(ROOT),
-                    stop_seconds=part.stop_seconds,
-                )
-            )
-        files.write(self._configuration, "\n".join(sections))
+            programs.append((part, shlex.join(launch), self.log(part.name)))
+        template = Template(TEMPLATE.read_text(), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+        paths = {"socket": self.socket, "directory": self.directory, "root": ROOT}
+        files.write(self._configuration, template.render(paths, programs=programs))
 
 
 def tail(log: Path, lines: int = 15) -> str:
@@ -183,46 +175,3 @@ def tail(log: Path, lines: int = 15) -> str:
 def sweep(directory: Path) -> int:
     """Kill the remaining processes of a stack after supervisord has ended, and return their number."""
     return processes.kill(processes.of_stack(directory))
-
-
-def _escaped(value: object) -> str:
-    return str(value).replace("%", "%%")
-
-
-_DAEMON = """\
-; infra/stack writes this file on every start.
-[unix_http_server]
-file={socket}
-chmod=0600
-
-[supervisord]
-directory={root}
-logfile={directory}/logs/supervisord.log
-logfile_maxbytes=5MB
-logfile_backups=1
-pidfile={directory}/supervisord.pid
-childlogdir={directory}/logs
-nocleanup=true
-minfds=1024
-
-[rpcinterface:supervisor]
-supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
-"""
-
-_PROGRAM = """\
-[program:{name}]
-command={command}
-directory={root}
-autostart=false
-autorestart=true
-startsecs=2
-startretries=1000
-stopsignal=TERM
-stopwaitsecs={stop_seconds}
-stopasgroup=true
-killasgroup=true
-redirect_stderr=true
-stdout_logfile={log}
-stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=2
-"""

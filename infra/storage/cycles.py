@@ -117,7 +117,4 @@ def experiment_id(cycle: str, version: str) -> str:
 
 def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
     """Return the decision that ended an experiment, or None while there is none."""
-    try:
-        return Decision.model_validate(store.get_json(f"decisions/{experiment}.json"))
-    except KeyError:
-        return None
+    return store.find(f"decisions/{experiment}.json", Decision)

@@ -1,7 +1,7 @@
 """The gate's looks in the object store: looks/EXPERIMENT/000001.json, looks/EXPERIMENT/000002.json, ..., each written once."""
 
 from infra.records import Look
-from infra.storage.store import AlreadyExists, ObjectStore
+from infra.storage.store import ObjectStore
 
 PREFIX = "looks/"
 DIGITS = 6
@@ -32,11 +32,7 @@ def read(store: ObjectStore, experiment: str, number: int) -> Look:
 
 def append(store: ObjectStore, look: Look) -> bool:
     """Write a look under its number; return False where another writer has taken the number."""
-    try:
-        store.put_json(key(look.experiment, look.number), look, new=True)
-    except AlreadyExists:
-        return False
-    return True
+    return store.add(key(look.experiment, look.number), look)
 
 
 def thinned(newest: int, most: int) -> list[int]:

@@ -19,20 +19,9 @@ EXPIRES_SECONDS = 300.0
 
 
 def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: float, source: Source = "page") -> MoveRequest:
-    """Return a new request (infra/records/requests.py); `now` is its time in Unix seconds."""
-    identifier = f"{now:017.6f}-{secrets.token_hex(4)}"
-    expires = now + EXPIRES_SECONDS
-    return MoveRequest(
-        id=identifier,
-        kind=kind,
-        version=version,
-        champion=champion,
-        reason=reason,
-        by=by,
-        time=now,
-        expires=expires,
-        source=source,
-    )
+    """Return a new request (infra/records/moves.py); `now` is its time in Unix seconds."""
+    times = {"id": f"{now:017.6f}-{secrets.token_hex(4)}", "time": now, "expires": now + EXPIRES_SECONDS}
+    return MoveRequest(kind=kind, version=version, champion=champion, reason=reason, by=by, source=source, **times)
 
 
 def ask(store: ObjectStore, request: MoveRequest) -> None:
@@ -47,10 +36,7 @@ def answer(store: ObjectStore, answer: MoveAnswer) -> MoveAnswer:
 
 def answer_of(store: ObjectStore, identifier: str) -> MoveAnswer | None:
     """Return the answer to a request, or None while it waits."""
-    try:
-        return MoveAnswer.model_validate(store.get_json(f"{ANSWERS}{identifier}.json"))
-    except KeyError:
-        return None
+    return store.find(f"{ANSWERS}{identifier}.json", MoveAnswer)
 
 
 def read(store: ObjectStore, identifier: str) -> MoveRequest:

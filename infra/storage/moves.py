@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from infra.records import Move
-from infra.storage.store import AlreadyExists, ObjectStore
+from infra.storage.store import ObjectStore
 
 PREFIX = "moves/"
 DIGITS = 8
@@ -43,8 +43,4 @@ def read(store: ObjectStore, number: int) -> Move:
 
 def append(store: ObjectStore, move: Move) -> bool:
     """Write a move under its number; return False where another writer has taken the number."""
-    try:
-        store.put_json(key(move.number), move, new=True)
-    except AlreadyExists:
-        return False
-    return True
+    return store.add(key(move.number), move)

@@ -112,11 +112,8 @@ class ObjectStore:
         return cls(client, settings.bucket, lock=settings_.path(settings.lock) if settings.lock else None)
 
     def ensure_bucket(self) -> bool:
-        """Create the bucket if it is missing, and return whether it was.
-
-        Raises:
-            Refused: the server refuses the credentials, or the bucket belongs to someone else or to another region.
-        """
+        """Create the bucket if it is missing, and return whether it was. Raises Refused if the server refuses the credentials,
+        or the bucket belongs to someone else or to another region."""
         with self._reporting("look for the bucket"):
             try:
                 self._client.head_bucket(Bucket=self.bucket)
@@ -138,10 +135,7 @@ class ObjectStore:
 
     def check_conditional_puts(self) -> None:
         """Check that two writers cannot overwrite each other's object: the server honours conditional puts, or a lock exists.
-
-        Raises:
-            ConditionalPutsIgnored: the server ignores conditional puts, and no lock file on this machine replaces them.
-        """
+        Raises ConditionalPutsIgnored if the server ignores conditional puts, and no lock file on this machine replaces them."""
         self.put(PROBE, b"probe")
         try:
             with self._reporting("try a conditional put", PROBE):
@@ -259,6 +253,21 @@ class ObjectStore:
         except AlreadyExists:
             return type(record).model_validate(self.get_json(key))
         return record
+
+    def add(self, key: str, record: Record) -> bool:
+        """Write a record if the key is free; return False where another writer has taken it."""
+        try:
+            self.put_json(key, record, new=True)
+        except AlreadyExists:
+            return False
+        return True
+
+    def find(self, key: str, record: type[R]) -> R | None:
+        """Return the record of a JSON object, validated; None if it does not exist."""
+        try:
+            return record.model_validate(self.get_json(key))
+        except KeyError:
+            return None
 
     def get_json(self, key: str) -> Any:
         """Return the value of a JSON object."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from infra.http.login import Logins, password_of
 from infra.identity import user_hash
 from infra.records import ShowLevel
+from infra.settings import revealed
 from infra.settings.schema import Role, Serving, Terms, UserTerms
 from serving.access.credentials import Clock, Credential, Denied, digest
 from serving.access.known_tokens import KnownTokens
@@ -53,11 +54,8 @@ class Access:
     ) -> None:
         """Read the tokens.
 
-        Args:
-            settings: the settings of serving.
-            on_ignored_user: called for each request that names another user without the role `users`.
-            on_unshared_rate: called for each request that this replica counts alone, since Valkey does not answer.
-            clock: seconds, for the rates.
+        `on_ignored_user` is called for each request that names another user without the role `users`, `on_unshared_rate` for
+        each request that this replica counts alone, since Valkey does not answer.
 
         Raises:
             SystemExit: `user_secret` is missing, there is no token at all, or a token is described wrongly.
@@ -75,9 +73,8 @@ class Access:
             raise SystemExit(f"serving: {error}") from None
         if not self.tokens and not self._issuer:
             raise SystemExit(_unset("token"))
-        valkey = settings.valkey.get_secret_value() if settings.valkey else ""
+        valkey, admin_token = revealed(settings.valkey), revealed(settings.admin_token)
         self._shared_rates = SharedRates.connect(valkey, on_unshared_rate, clock) if valkey else None
-        admin_token = settings.admin_token.get_secret_value() if settings.admin_token else ""
         self._admin_token = admin_token.encode()
         self.logins = Logins(admin_token) if admin_token else None
         """Login links of the status page; none without an administrator's token."""
@@ -85,12 +82,9 @@ class Access:
     async def check(self, headers: Mapping[str, str], role: Role, *, password: bool = False) -> Credential:
         """Return the credential of a request, if it has this role.
 
-        Args:
-            headers: the request's headers.
-            role: the role that the route needs.
-            password: whether a browser may send the token, or the password of a session (infra/http/login.py), as the password of
-                basic authentication. Only for routes that change nothing: a browser also adds that password to requests that
-                another site's page makes.
+        With `password`, a browser may send the token, or the password of a session (infra/http/login.py), as the password of
+        basic authentication. Only for routes that change nothing: a browser also adds that password to requests that another
+        site's page makes.
 
         Raises:
             Denied: 401 for a missing or wrong token, 403 for a token without the role, 429 for too many requests, 503 if the

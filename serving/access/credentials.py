@@ -106,11 +106,8 @@ def read_table(file: Path) -> dict[str, AccessToken]:
 
 
 def credentials(settings: Serving, clock: Clock = time.monotonic) -> Mapping[bytes, Credential]:
-    """Return every token of the settings and of `serving.token_file` by its digest.
-
-    Raises:
-        ValueError: a name or a token occurs twice, or a token has the role `users` although `serving.name_users` is false.
-    """
+    """Return every token of the settings and of `serving.token_file` by its digest. Raises ValueError if a name or a token
+    occurs twice, or a token has the role `users` although `serving.name_users` is false."""
     in_file = read_table(settings_.path(settings.token_file)) if settings.token_file else {}
     if twice := in_file.keys() & settings.tokens.keys():
         raise ValueError(f"serving.tokens and {settings.token_file} both have {', '.join(sorted(twice))}; remove one of each")

@@ -1,13 +1,13 @@
 """New tokens: `tabloop token NAME...`. A token is printed once and stored nowhere; the settings hold its SHA-256."""
 
 import json
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
 from infra.settings.schema import Role
+from infra.stack import files
 from serving.access.callers import PROJECT, PROJECT_RULE
 from serving.access.credentials import digest, read_table
 
@@ -15,11 +15,7 @@ from serving.access.credentials import digest, read_table
 def make(names: Sequence[str], projects: Sequence[str], roles: Sequence[str], table: Path | None) -> Iterator[str]:
     """Yield lines with a new token for each name, and its settings or, with a table, add these to that file.
 
-    Args:
-        names: persons or programs that use the tokens; also the users' ids in records.
-        projects: projects of the tokens; empty: all.
-        roles: roles of the tokens; empty: complete and feedback.
-        table: file of serving.token_file.
+    Names are also the users' ids in records. No projects: all; no roles: complete and feedback.
 
     Raises:
         ValueError: a project's name or a role is not one, the table is wrong, or it has one of the names.
@@ -53,10 +49,7 @@ def _entry(table: str, token: str, projects: Sequence[str], roles: Sequence[str]
 def _append(file: Path, lines: Sequence[str]) -> None:
     """Add lines to a file that only its owner reads; a reader sees all of them or none."""
     before = file.read_text() if file.exists() else ""
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(before + "\n".join([*([""] if before else []), *lines, ""]))
-    os.replace(partial, file)
+    files.write(file, before + "\n".join([*([""] if before else []), *lines, ""]))
 
 
 def _quoted(name: str) -> str:

@@ -59,13 +59,8 @@ class SharedRates:
         clock: Clock = time.monotonic,
         close: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
-        """Ask nothing yet.
-
-        Args:
-            storage: holds the counts of all replicas.
-            on_unshared: called for each request that the replica counts alone, since the storage does not answer.
-            clock: seconds, for the time between two questions.
-            close: closes the storage's connections.
+        """Ask nothing yet; `on_unshared` is called for each request that the replica counts alone, since the storage does not
+        answer.
         """
         self._storage, self._limiter = storage, SlidingWindowCounterRateLimiter(storage)
         self._on_unshared = on_unshared
@@ -89,9 +84,7 @@ class SharedRates:
     async def wait(self, name: str, per_minute: int) -> float:
         """Count a request and return 0, or return the seconds until one is admitted. Never raises.
 
-        Args:
-            name: keyed hash of the credential's name; the storage receives nothing else about it.
-            per_minute: requests admitted in a minute.
+        The storage gets nothing of the credential but `name`, a keyed hash of its name.
         """
         now, was_away = self._clock(), bool(self.problem)
         if now < self._ask_at:

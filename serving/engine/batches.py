@@ -26,11 +26,8 @@ COMMON: dict[str, Any] = {
 async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncGenerator[BatchResult]:
     """Yield the result of each prompt as it ends; closing the generator stops the others in the engine.
 
-    Args:
-        version: returns the version that the engine holds now.
-
     Raises:
-        WrongVersion: that version is not the batch's.
+        WrongVersion: `version` returns another version than the batch's.
         PromptRefused: a prompt is too long.
     """
 

@@ -59,7 +59,7 @@ class Checkpoints:
             raise ValueError(f"version {version[:40]!r}: expected a number of the registry, or evaluation-CHECKSUM")
         with self._lock:  # a download continues after its request was cancelled
             if (path := self._shared.path(version)) and self._shared.source(version) == source:
-                return Download(path, "held", 0)
+                return Download(path, "held", 0, source)
             return self._own.download(version, source, self._connect())
 
     def loaded(self, version: str, path: Path) -> None:

@@ -48,19 +48,15 @@ class EngineBackend(Protocol):
     @property
     def fatal_error(self) -> str:
         """Why the process must end; empty while it can run."""
-        ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         """Raises PromptRefused or EngineDead."""
-        ...
 
     def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
         """Raises PromptRefused, WrongVersion or EngineDead."""
-        ...
 
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         """Raises SwapRefused, or with `idle` Busy."""
-        ...
 
     def health(self) -> Health: ...
 
@@ -70,7 +66,6 @@ class CheckpointSource(Protocol):
 
     def fetch(self, version: str, source: str) -> Download:
         """Raises ValueError if the checkpoint is refused, other exceptions if it is not available now."""
-        ...
 
     def loaded(self, version: str, path: Path) -> None: ...
 

@@ -42,17 +42,15 @@ class Download:
     """held: it was on the disk already."""
     bytes: int
     """Bytes downloaded."""
+    source: str
+    """URI of the checkpoint in the object store."""
 
 
 class VersionCache:
     """The state directory of one replica of the app."""
 
     def __init__(self, state: Path, most_deltas: int = 0) -> None:
-        """Use a directory.
-
-        Args:
-            most_deltas: longest chain of deltas in place of a full copy (serving.most_deltas).
-        """
+        """Use a directory; `most_deltas`: longest chain of deltas in place of a full copy (serving.most_deltas)."""
         self._state = state
         self._most_deltas = most_deltas
 
@@ -77,7 +75,7 @@ class VersionCache:
             KeyError: the checkpoint is not complete in the store.
         """
         if (path := self.path(version)) and self.source(version) == source:
-            return Download(path, "held", 0)
+            return Download(path, "held", 0, source)
         if (checkpoint := _key(source, store)) is None:
             raise ValueError(f"version {version}: source {source!r} is not in s3://{store.bucket}/")
         path = self._state / "versions" / version
@@ -93,7 +91,7 @@ class VersionCache:
         shutil.rmtree(path, ignore_errors=True)
         os.replace(partial, path)
         _sync(path.parent)
-        return Download(path, fetched.how, fetched.bytes)
+        return Download(path, fetched.how, fetched.bytes, source)
 
     def prune(self, in_use: Collection[str]) -> None:
         """Delete versions that are not in use, except the newest KEPT_VERSIONS."""
@@ -164,12 +162,9 @@ def _key(source: str, store: ObjectStore) -> str | None:
 
 
 def _aliases(fields: dict[str, Any]) -> Aliases:
-    tests = {name: _test(fields.pop(name, None)) for name in ("experiment", "watch", "anchor")}  # not all in earlier releases
-    return Aliases(**fields, experiment=tests["experiment"], watch=tests["watch"], anchor=tests["anchor"])
-
-
-def _test(fields: dict[str, Any] | None) -> ExperimentRecord | None:
-    return ExperimentRecord.model_validate(fields) if fields else None
+    given = {name: fields.pop(name, None) for name in ("experiment", "watch", "anchor")}  # not all in earlier releases
+    tests = {name: ExperimentRecord.model_validate(test) if test else None for name, test in given.items()}
+    return Aliases(**fields, **tests)
 
 
 def _versions_by_slot(fields: dict[str, str]) -> dict[str, str]:

@@ -69,13 +69,7 @@ class Shadow:
 
 
 def compare(answered: Generation, copy: Generation, experiment: ExperimentRecord, copy_ms: float) -> ShadowCopy:
-    """Return the record of a copy.
-
-    Args:
-        answered: the champion's completion.
-        copy: the challenger's completion, or `finish` "error".
-        copy_ms: milliseconds from the copy's start to its end or failure.
-    """
+    """Return the record of a copy, which took `copy_ms` milliseconds until its end or its failure (`finish` is then "error")."""
     failed = copy.finish not in ("stop", "length")
     texts = [generation.generated[:COMPARED_CHARACTERS] for generation in (answered, copy)]
     lines = [text.partition("\n")[0].rstrip() for text in texts]

@@ -10,11 +10,11 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from infra.redaction.texts import Texts
-from infra.redaction.worker import LENGTH, frame, read_answer, texts_frame
+from infra.redaction.worker import LENGTH, frame, read_answer
 from infra.settings import ROOT
 from serving.recording.turns import Turns, Waiting
 
@@ -84,12 +84,8 @@ class LongTexts:
         waited: Callable[[str, float], None] = lambda who, seconds: None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        """Create the lanes.
-
-        Args:
-            personal: arguments of PersonalData.
-            waited: called when a text's turn comes, with its credential and the CPU seconds of the texts that it waited for.
-            most_waiting: texts of one credential that may wait.
+        """Create the lanes; `waited` is called when a text's turn comes, with its credential and the CPU seconds of the texts
+        that it waited for.
         """
         self._waited = waited
         self._turns: Turns[_Job] = Turns(most_waiting)
@@ -150,7 +146,7 @@ class LongTexts:
 
 async def _exchange(process: Process, texts: Texts) -> tuple[Texts, float]:
     assert process.stdin and process.stdout
-    process.stdin.write(texts_frame(texts))
+    process.stdin.write(frame(asdict(texts)))
     await process.stdin.drain()
     (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
     return read_answer(await process.stdout.readexactly(length))

@@ -49,14 +49,8 @@ def ship_segment(path: Path, kind: str, store: ObjectStore, bad: Path) -> int:
     try:
         name, table = key(kind, path.stem), to_parquet(events)
     except CONVERSION_ERRORS as error:
-        log.error(
-            "spool: %s: cannot convert to Parquet: %s: %s; its %d events are kept in %s",
-            path,
-            type(error).__name__,
-            error,
-            len(events),
-            bad,
-        )
+        kind_of, kept = type(error).__name__, len(events)
+        log.error("spool: %s: cannot convert to Parquet: %s: %s; its %d events are kept in %s", path, kind_of, error, kept, bad)
         bad.mkdir(parents=True, exist_ok=True)
         os.replace(path, bad / f"{kind}-{path.name}")
         return 0

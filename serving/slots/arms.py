@@ -39,15 +39,6 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """The experiment and arm of a request, independent of the version that answers it."""
-
-    experiment: str = ""
-    """Empty if no experiment assigns the request."""
-    arm: Arm | Literal[""] = ""
-
-
-@dataclass(frozen=True)
 class Route:
     """The slot and version of one completion, and the arm and experiment that it counts for."""
 
@@ -59,7 +50,10 @@ class Route:
     pinned: bool = False
     estimate: Estimate | None = None
     """The estimate that decides how much is shown; None: all is shown."""
-    assigned: Assignment = Assignment()
+    assigned: str = ""
+    """Experiment that assigns the request, independent of the version that answers it; empty if none does."""
+    assigned_arm: Arm | Literal[""] = ""
+    """Arm that it assigns."""
     sampled_as: Arm = "champion"
     """The arm whose sampling settings apply. The version that a champion is compared with is sampled with the champion's
     settings."""
@@ -91,17 +85,13 @@ class Arms:
     def route(self, user: str, now: float, *, experiments: bool = True, version: str = "") -> list[Route]:
         """Return the routes for a user's completion at a time, best first; the others replace an engine that fails.
 
-        A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment begins
-        once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the comparison and
-        users of the other arm would not. From then on it assigns every request, even while an engine is down and the other
-        version answers: these requests count against a version that crashes. Each version is shown by its own estimate, as after
-        a promotion: otherwise an estimate would reach users untested.
+        A user pinned to a version gets it if a slot holds it; a user without experiments gets the champion. An experiment
+        begins once both arms serve the versions it compares: otherwise users of the missing arm would drop out of the
+        comparison and users of the other arm would not. From then on it assigns every request, even while an engine is down and
+        the other version answers: these requests count against a version that crashes. Each version is shown by its own
+        estimate, as after a promotion: otherwise an estimate would reach users untested.
 
-        Args:
-            user: the keyed hash of the user's name.
-            now: when the request arrived, in Unix seconds; the event has the same time.
-            experiments: whether the user takes part in experiments.
-            version: the version that the user is pinned to; empty: none.
+        Users are named by keyed hash. `now`, in Unix seconds, is the event's time too.
         """
         up = [slot for slot in self.slots if slot.up]
         routes = [self._route(slot, self._role(slot), "", pinned=True) for slot in up if slot.version == version]
@@ -116,11 +106,11 @@ class Arms:
             self._met = running.id
         if self._met != running.id:
             return _one_of_each_slot(self._others(up))
-        assigned, routes = Assignment(running.id, arm), []
+        routes = []
         if slot := slots.get(running.challenger if arm == "challenger" else running.champion):
             route = self._route(slot, arm, running.id)
             routes.append(replace(route, sampled_as="champion") if running.stage.name in ("watch", "anchor") else route)
-        return [replace(route, assigned=assigned) for route in _one_of_each_slot(routes + self._others(up))]
+        return [replace(route, assigned=running.id, assigned_arm=arm) for route in _one_of_each_slot(routes + self._others(up))]
 
     def _others(self, up: Sequence[Slot]) -> list[Route]:
         """Return the routes of a request without an experiment: the champion's slot, then any slot that is up."""

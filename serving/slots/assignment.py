@@ -30,12 +30,12 @@ class SlotRoles:
 def assign_slots(aliases: Aliases, versions: Sequence[str | None], loadable: Sequence[bool], champion: int | None) -> SlotRoles:
     """Assign the slots from the registry's aliases. Only slots that are up get a role.
 
-    During the probation of a promoted version the other slot holds the previous champion, as control; later it holds the anchor.
+    During the probation of a promoted version the other slot holds the previous champion, as control; later it holds the
+    anchor.
 
     If the registry names no champion, any slot that is up serves.
 
     Args:
-        aliases: the registry's champion and challenger.
         versions: each slot's verified version, None if the slot is not up.
         loadable: whether each slot answers and takes other weights.
         champion: the slot that serves the champion now.

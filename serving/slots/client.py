@@ -1,8 +1,11 @@
-"""The interface of the engine behind a slot, and the client of our own engine process (serving/engine)."""
+"""The interface of the engine behind a slot with its smoke test, and the client of our own engine process (serving/engine)."""
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol
 
 import aiohttp
@@ -16,6 +19,7 @@ FETCH_SECONDS = 1800.0
 GENERATE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 30.0
 """Interval of WebSocket pings. A machine that vanishes is noticed within one and a half intervals."""
+SMOKE_TEST = EngineRequest(prompt_token_ids=[*range(1, 9)], max_tokens=4, temperature=1.0, top_p=1.0, stop_token_ids=[])
 
 
 class EngineDown(ConnectionError):
@@ -24,6 +28,10 @@ class EngineDown(ConnectionError):
 
 class RequestRefused(EngineDown):
     """The engine refuses this request, for example because it is too long; it accepts others."""
+
+
+class SmokeTestFailed(RuntimeError):
+    """A loaded version gave no log-probabilities, or impossible ones, for the smoke test."""
 
 
 FAILURES: dict[int, type[Exception]] = {409: WrongVersion, 400: RequestRefused}
@@ -39,43 +47,34 @@ class SlotEngine(Protocol):
     @property
     def weights_fixed(self) -> bool:
         """The engine always holds the same version: `swap` is refused."""
-        ...
 
     @property
     def untrainable_reason(self) -> str:
         """Why its completions cannot be trained on, or "". If set, its deltas are text without tokens."""
-        ...
 
     @property
     def max_context(self) -> int | None:
         """Most tokens of a prompt and its completion together; None: as many as our own engines take."""
-        ...
 
     @property
     def problem(self) -> str:
         """Engines of the slot that take no traffic although others do, with the reason; empty if there are none."""
-        ...
 
     @property
     def behind(self) -> bool:
         """Whether an engine of the slot holds another version than the others."""
-        ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         """See EngineClient.generate."""
-        ...
 
     async def health(self) -> Health:
         """See EngineClient.health."""
-        ...
 
     async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
         """See EngineClient.fetch."""
-        ...
 
     async def swap(self, path: str, version: str) -> SwapResult:
         """See EngineClient.swap."""
-        ...
 
 
 class EngineClient:
@@ -121,11 +120,9 @@ class EngineClient:
         return Health(**await self._call("GET", "/health", timeout=5.0))
 
     async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
-        """Return a version on the engine's disk; the engine downloads it from the object store if needed.
+        """Return a version on the engine's disk; the engine downloads it from the object store (`source`, a URI) if needed.
 
-        Args:
-            source: URI of the checkpoint, from the registry.
-            path: its directory on the app's disk, which the engine may not see.
+        `path`, its directory on the app's disk, is not used: the engine may not see it.
 
         Raises:
             SwapRefused: the checkpoint is corrupt, or in another store.
@@ -187,6 +184,23 @@ class EngineClient:
                 return await response.json()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineDown(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+
+
+async def smoke_test(engine: SlotEngine, version: str) -> None:
+    """Sample a few tokens with a version, before the engine takes traffic with it.
+
+    Raises:
+        SmokeTestFailed: the log-probabilities are missing or impossible. An engine whose completions are not trained on only has
+        to answer. EngineDown, WrongVersion: as of SlotEngine.generate.
+    """
+    logprobs: list[float] = []
+    async with aclosing(engine.generate(replace(SMOKE_TEST, version=version))) as deltas:
+        async for delta in deltas:
+            logprobs += delta.logprobs
+    if engine.untrainable_reason:
+        return
+    if not logprobs or not all(math.isfinite(p) and p <= 0 for p in logprobs):
+        raise SmokeTestFailed(f"version {version}: log-probabilities {logprobs} of the smoke test")
 
 
 def session() -> aiohttp.ClientSession:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from infra.registry.client import Aliases
 from serving.engine.protocol import BASE_VERSION, SwapRefused, SwapResult, WrongVersion
+from serving.engine.version_cache import Download
 from serving.metrics import Metrics
 from serving.slots.arms import Arms, Slot
 from serving.slots.assignment import Load, SlotRoles, assign_slots
-from serving.slots.client import EngineDown
-from serving.slots.smoke_test import SmokeTestFailed, smoke_test
-from serving.slots.version_source import Downloaded, SourceMismatch, VersionSource
+from serving.slots.client import EngineDown, SmokeTestFailed, smoke_test
+from serving.slots.version_source import SourceMismatch, VersionSource
 
 log = logging.getLogger(__name__)
 DRAIN_SECONDS = 10.0
@@ -62,7 +62,7 @@ class Follower:
         self._aliases = source.cache.aliases() or Aliases(None, None, None, None)
         self._retry_at: dict[str, float] = {}
         self._loading: Loading | None = None
-        self._downloads: dict[str, asyncio.Task[Downloaded]] = {}
+        self._downloads: dict[str, asyncio.Task[Download]] = {}
         self._behind_since: dict[int, float] = {}
         """By slot, when an engine of its group was first seen with another version."""
         self._catching_up: asyncio.Task[None] | None = None
@@ -75,9 +75,7 @@ class Follower:
             while True:
                 try:
                     await self.step()
-                except (
-                    Exception
-                ) as error:  # an unexpected error must not end the follower: it is logged, the next step tries again
+                except Exception as error:  # must not end the follower: it is logged, the next step tries again
                     log.exception("follower step failed")
                     self._arms.problems["follower"] = f"{type(error).__name__}: {error}"
                 if not await self.wait_for_load(self._seconds):
@@ -140,7 +138,7 @@ class Follower:
         """Load the slot's version into the engines that lack it, while the others serve."""
         try:
             downloaded = await self._downloaded(version)
-            copy = await slot.engine.fetch(version, downloaded.source, downloaded.path)
+            copy = await slot.engine.fetch(version, downloaded.source, str(downloaded.path))
             async with self._locks[slot.index]:
                 await slot.engine.swap(copy.path, version)
         except Exception as error:  # any failure: the engine takes no traffic, the status page shows why, a later step retries
@@ -224,13 +222,11 @@ class Follower:
         slot = self._arms.slots[load.slot]
         try:
             downloaded = await self._downloaded(load.version)
-            copy = await slot.engine.fetch(load.version, downloaded.source, downloaded.path)
+            copy = await slot.engine.fetch(load.version, downloaded.source, str(downloaded.path))
             self._metrics.version_fetched(copy.how, copy.bytes)
             async with self._locks[load.slot]:
                 result = await self._swap(slot, copy.path, loading)
-        except (
-            Exception
-        ) as error:  # any failure: the slot takes no traffic, the status page shows the reason, a later step retries
+        except Exception as error:  # any failure: the slot takes no traffic, the status page shows why, a later step retries
             log.warning("cannot load version %s into slot %d: %s", load.version, load.slot, error)
             self._arms.problems[load.role] = f"version {load.version}: {error}"
             self._postpone(load.version, error)
@@ -240,7 +236,7 @@ class Follower:
         await asyncio.to_thread(self._remember, load)
         log.info("slot %d: loaded version %s, paused %.0f ms", load.slot, load.version, result.pause_ms + result.commit_ms)
 
-    async def _downloaded(self, version: str) -> Downloaded:
+    async def _downloaded(self, version: str) -> Download:
         """Return a version on the app's disk. Its download outlives a cancelled load and serves the next load of that version."""
         task = self._downloads.get(version)
         if task is None:
@@ -248,7 +244,7 @@ class Follower:
             task.add_done_callback(lambda done: self._forget_download(version, done))
         return await asyncio.shield(task)
 
-    def _forget_download(self, version: str, done: asyncio.Task[Downloaded]) -> None:
+    def _forget_download(self, version: str, done: asyncio.Task[Download]) -> None:
         del self._downloads[version]
         if not done.cancelled() and not done.exception():  # marks the exception as retrieved: the load may have been cancelled
             self._metrics.version_fetched(done.result().how, done.result().bytes)

@@ -18,8 +18,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult, WrongVersion
-from serving.slots.client import EngineClient, EngineDown, RequestRefused
-from serving.slots.smoke_test import SmokeTestFailed, smoke_test
+from serving.slots.client import EngineClient, EngineDown, RequestRefused, SmokeTestFailed, smoke_test
 
 PREFIX_TOKENS = 32
 """Tokens at the beginning of a prompt that choose its engine. vLLM caches whole blocks from the first token on."""
@@ -74,10 +73,8 @@ class EngineGroup:
     def __init__(self, connect: Connect, urls: Sequence[str], resolve: Resolve | None = None) -> None:
         """Name the engines, without a request to any.
 
-        Args:
-            connect: makes the client of an engine.
-            urls: addresses of the engines. A host name with several IP addresses stands for an engine at each.
-            resolve: looks up a name; by default with the machine's resolver.
+        A host name with several IP addresses stands for an engine at each; `resolve` looks it up, by default with the machine's
+        resolver.
         """
         self._connect, self._urls, self._resolve = connect, urls, resolve or addresses
         self._engines: dict[str, dict[str, str]] = {}

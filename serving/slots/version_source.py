@@ -7,27 +7,13 @@ from dataclasses import dataclass
 from infra.model.showing import FILE, Estimate
 from infra.registry.client import Aliases, Registry, RegistryError
 from infra.storage.store import ObjectStore
-from serving.engine.version_cache import VersionCache
+from serving.engine.version_cache import Download, VersionCache
 
 log = logging.getLogger(__name__)
 
 
 class SourceMismatch(RuntimeError):
     """A cached version comes from another checkpoint than the registry's version of the same number."""
-
-
-@dataclass(frozen=True)
-class Downloaded:
-    """A frozen record of a version on this machine's disk."""
-
-    path: str
-    """Its directory."""
-    source: str
-    """URI of the checkpoint in the object store."""
-    how: str
-    """How it was fetched (infra/storage/deltas/stored.py), or "held" if it was there."""
-    bytes: int
-    """Bytes downloaded."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +28,19 @@ class VersionSource:
         """Return the registry's aliases. Raises RegistryError."""
         return self.registry.aliases()
 
-    def fetch(self, version: str) -> Downloaded:
+    def fetch(self, version: str) -> Download:
         """Return a version on this disk, downloading it if needed. Raises what VersionCache.download raises, or RegistryError."""
         try:
             source = self.registry.version(version).source
         except RegistryError:
             if path := self.cache.path(version):
-                return Downloaded(str(path), self.cache.source(version) or "", "held", 0)
+                return Download(path, "held", 0, self.cache.source(version) or "")
             raise
-        got = self.cache.download(version, source, self.store)
-        return Downloaded(str(got.path), source, got.how, got.bytes)
+        return self.cache.download(version, source, self.store)
 
     def check(self, version: str) -> None:
-        """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of another
-        registry.
-
-        Raises:
-            SourceMismatch: the registry names another source.
-        """
+        """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of
+        another registry. Raises SourceMismatch if the registry names another source."""
         cached_source = self.cache.source(version)
         if cached_source is None:
             return

@@ -8,9 +8,7 @@ answers no preflight and the browser guard refuses foreign origins (gateway/brow
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -25,7 +23,8 @@ from serving.gateway.errors import BadRequest
 from serving.gateway.generation import Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, DocumentedApp, Post, answer_schema, answers, object_schema
 from serving.gateway.requests import read_json
-from serving.status.request_history import Asked, RequestHistory
+from serving.status.data import StatusData
+from serving.status.history import Asked
 
 KINDS: dict[str, move_requests.Kind] = {
     "/admin/promote": "promote",
@@ -49,46 +48,35 @@ BODY = object_schema(
 )
 
 
-@dataclass(frozen=True)
-class HandSources:
-    """Clients of the routes."""
-
-    access: Access
-    registry: Registry
-    requests: RequestHistory
-    clock: Callable[[], float] = time.time
-    """Unix seconds."""
-
-
-def add_moves_by_hand(app: DocumentedApp, sources: HandSources) -> None:
-    """Add the routes."""
+def add_moves_by_hand(app: DocumentedApp, access: Access, data: StatusData, clock: Callable[[], float]) -> None:
+    """Add the routes; `clock` in Unix seconds."""
     for path, kind in KINDS.items():
-        app.add_route(path, _endpoint(sources, kind), methods=["POST"])
+        app.add_route(path, _endpoint(access, data, clock, kind), methods=["POST"])
         app.posts[path] = Post(BODY, answers(ASKED, 202))
 
     @app.get("/admin/requests/{identifier}", responses=answers(ASKED), openapi_extra=SECURITY)
     async def asked(request: Request, identifier: str) -> Response:
-        await sources.access.check(request.headers, "admin", password=True)
+        await access.check(request.headers, "admin", password=True)
         if not IDENTIFIER.fullmatch(identifier):
             raise BadRequest(f"id: expected the id that the answer to POST {' or '.join(KINDS)} has", "id", 404)
         try:
-            found = await asyncio.to_thread(sources.requests.of, identifier)
+            found = await asyncio.to_thread(data.requests.of, identifier)
         except KeyError:
             raise BadRequest(f"there is no request {identifier}", "id", 404) from None
         except Unreachable as error:
             raise Unavailable(str(error)) from None
-        return JSONResponse(_answer(found, sources.clock()))
+        return JSONResponse(_answer(found, clock()))
 
 
-def _endpoint(sources: HandSources, kind: move_requests.Kind) -> Any:
+def _endpoint(access: Access, data: StatusData, clock: Callable[[], float], kind: move_requests.Kind) -> Any:
     async def ask(request: Request) -> Response:
-        credential = await sources.access.check(request.headers, "admin")
+        credential = await access.check(request.headers, "admin")
         require_json(request)
         version, champion, reason = parse(await read_json(request, MAX_BYTES))
-        made = move_requests.make(kind, version, champion, reason, by=credential.name, now=sources.clock())
+        made = move_requests.make(kind, version, champion, reason, by=credential.name, now=clock())
         try:
-            await asyncio.to_thread(_check, sources.registry, kind, version, champion)
-            await asyncio.to_thread(sources.requests.ask, made)
+            await asyncio.to_thread(_check, data.registry, kind, version, champion)
+            await asyncio.to_thread(data.requests.ask, made)
         except (RegistryError, Unreachable) as error:
             raise Unavailable(str(error)) from None
         return JSONResponse(_answer(Asked(made, None), made.time), 202)

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 from infra.records import Decision, ExperimentRecord, Move
 from infra.registry.client import ModelVersion, Registry
-from serving.status.cycle_history import Cycle, CycleHistory
-from serving.status.look_history import LookHistory, Watched
-from serving.status.move_history import MoveHistory
-from serving.status.request_history import Asked, RequestHistory
+from infra.storage.store import ObjectStore
+from serving.status.history import Asked, Cycle, CycleHistory, LookHistory, MoveHistory, RequestHistory, Watched
 
 REFRESH_SECONDS = 5.0
 """Shortest interval between two reads."""
@@ -41,10 +39,7 @@ class StatusData:
     """The last answers of registry and store, kept while they are unavailable."""
 
     registry: Registry
-    history: CycleHistory
-    log: MoveHistory
-    looks: LookHistory
-    requests: RequestHistory
+    store: ObjectStore
     analysis: Decision | None = None
     versions: list[ModelVersion] = field(default_factory=list)
     cycles: list[Cycle] = field(default_factory=list)
@@ -57,12 +52,12 @@ class StatusData:
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    async def refresh(self, running: ExperimentRecord | None) -> None:
-        """Read everything again if the last read is older than REFRESH_SECONDS; a failure goes into `problems`.
+    def __post_init__(self) -> None:
+        self.requests = RequestHistory(self.store)
+        self._cycles, self._moves, self._looks = CycleHistory(self.store), MoveHistory(self.store), LookHistory(self.store)
 
-        Args:
-            running: the running experiment.
-        """
+    async def refresh(self, running: ExperimentRecord | None) -> None:
+        """Read everything again if the last read is older than REFRESH_SECONDS; a failure goes into `problems`."""
         now = self.clock()
         if now - self._refreshed < REFRESH_SECONDS:
             return
@@ -87,10 +82,10 @@ class StatusData:
         self.versions = self.registry.versions()[::-1][:MAX_VERSIONS]
 
     def _read_cycles(self) -> None:
-        self.cycles = self.history.last(MAX_DRAWN)
-        self.moves = self.log.last(MAX_MOVES)
+        self.cycles = self._cycles.last(MAX_DRAWN)
+        self.moves = self._moves.last(MAX_MOVES)
         self.asked = self.requests.last(MAX_REQUESTS)
 
     def _read_looks(self, running: ExperimentRecord | None) -> None:
         last = running or (self.analysis.experiment if self.analysis else None)
-        self.watched = self.looks.of(last.id, running) if last else None
+        self.watched = self._looks.of(last.id, running) if last else None

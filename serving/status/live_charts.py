@@ -7,18 +7,16 @@ from infra.pages.charts import Chart, Point
 from infra.pages.time_charts import Line, Span, Track, when
 from infra.records import ExperimentRecord, ServedVersion
 from serving.metrics import PERCENTILES, Latency
-from serving.status.cycle_history import Cycle
+from serving.status.history import Cycle
 
 MOST_TRACKS = 8
 """Newest cycles of the timeline."""
 
 
 def acceptance(cycles: Sequence[Cycle], project: str) -> Chart | None:
-    """Return the acceptance of each version in the windows of the cycles; None if none of them has noted any.
+    """Return the acceptance of each version in the windows of the cycles, newest first; None if none of them has noted any.
 
-    Args:
-        cycles: newest first.
-        project: of these requests; empty: of all projects.
+    An empty project: of all projects.
     """
     found: dict[str, list[tuple[float, ServedVersion]]] = {}
     for cycle in reversed(cycles):
@@ -69,13 +67,7 @@ def _percentiles(title: str, rows: Sequence[tuple[Latency, tuple[float, ...]]]) 
 
 
 def timeline(cycles: Sequence[Cycle], running: ExperimentRecord | None, now: float) -> Chart | None:
-    """Return when the newest cycles collected, and when their tests ran; None without a cycle.
-
-    Args:
-        cycles: newest first.
-        running: the running experiment.
-        now: Unix seconds.
-    """
+    """Return when the newest cycles, given newest first, collected, and when their tests ran; None without a cycle."""
     shown = cycles[:MOST_TRACKS]
     if not shown:
         return None

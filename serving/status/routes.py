@@ -32,9 +32,9 @@ from serving.metrics import Metrics, SlotState, SpoolState
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots.arms import Arms
-from serving.status.by_hand import HandSources, add_moves_by_hand
+from serving.status.by_hand import add_moves_by_hand
 from serving.status.data import Links, StatusData
-from serving.status.verdicts import VerdictSources, add_verdict
+from serving.status.verdicts import add_verdict
 from serving.status.views import page_values
 
 FOLDER = Path(__file__).parent
@@ -99,8 +99,8 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
         await _measure(sources)
         return JSONResponse(_status(sources), headers=headers)
 
-    add_verdict(app, VerdictSources(sources.access, sources.arms, sources.data))
-    add_moves_by_hand(app, HandSources(sources.access, sources.data.registry, sources.data.requests, sources.clock))
+    add_verdict(app, sources.access, sources.arms, sources.data)
+    add_moves_by_hand(app, sources.access, sources.data, sources.clock)
 
 
 def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:

@@ -4,13 +4,12 @@ GET /admin/verdict is a measurement for the web metric of Argo Rollouts: a JSON 
 evaluated. POST /admin/verdict/promote and /reject are webhooks for Flagger, which takes a 2xx as yes and any other status as no.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from infra.records import Decision, Verdict, VerdictName
+from infra.records import Decision, ExperimentRecord, Verdict, VerdictName
 from serving.access import Access
 from serving.gateway.generation import Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, Schema, answer_schema, answers, optional
@@ -36,24 +35,15 @@ FIELDS: dict[str, Schema] = {
 MEASUREMENT = answer_schema(("data",), data=answer_schema(tuple(FIELDS), **FIELDS))
 
 
-@dataclass(frozen=True)
-class VerdictSources:
-    """What the verdict is read from."""
-
-    access: Access
-    arms: Arms
-    data: StatusData
-
-
-def add_verdict(app: FastAPI, sources: VerdictSources) -> None:
+def add_verdict(app: FastAPI, access: Access, arms: Arms, data: StatusData) -> None:
     """Add the routes of the verdict. They change nothing, so that a password may replace the token in a header."""
 
     async def measured(request: Request) -> dict[str, Any]:
-        await sources.access.check(request.headers, "metrics", password=True)
-        await sources.data.refresh(sources.arms.experiment)
-        if problem := sources.data.problems.get("versions"):
+        await access.check(request.headers, "metrics", password=True)
+        await data.refresh(arms.experiment)
+        if problem := data.problems.get("versions"):
             raise Unavailable(f"the registry does not answer, so the verdict is unknown: {problem}")
-        return measurement(sources)
+        return measurement(arms.experiment, data)
 
     @app.get("/admin/verdict", responses=answers(MEASUREMENT), openapi_extra=SECURITY)
     async def verdict(request: Request) -> Response:
@@ -72,14 +62,14 @@ def add_verdict(app: FastAPI, sources: VerdictSources) -> None:
         return await confirm(request, "reject")
 
 
-def measurement(sources: VerdictSources) -> dict[str, Any]:
+def measurement(running: ExperimentRecord | None, data: StatusData) -> dict[str, Any]:
     """Return the verdict on the running test, else on the last one; "none" where nothing was tested yet."""
-    running, last = sources.arms.experiment, sources.data.analysis
+    last = data.analysis
     time: float | None = None
     if running and (last is None or last.experiment.id != running.id):  # opened since the gate last looked
         verdict, experiment = Verdict(verdict="undecided", reason="the gate has not looked yet"), running
     elif last:
-        final = _decision(sources.data, last.experiment.id) or last
+        final = _decision(data, last.experiment.id) or last
         verdict, experiment, time = final.verdict, last.experiment, final.decided
     else:
         empty: dict[str, Any] = dict.fromkeys(FIELDS)

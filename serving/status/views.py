@@ -22,11 +22,8 @@ def page_values(
 ) -> dict[str, Any]:
     """Return the values of the page's template.
 
-    Args:
-        status: what GET /admin/status answers.
-        running: the running experiment.
-        now: Unix seconds.
-        project: the project whose requests are shown, where metrics are by project; ALL_PROJECTS: all of them.
+    `status` is what GET /admin/status answers; `now` in Unix seconds. With a project, metrics by project are those of its
+    requests.
     """
     # The analysis of an earlier test says nothing about the running one.
     analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None

@@ -35,7 +35,7 @@ def prefect() -> Iterator[None]:
     start = subprocess.Popen
 
     def start_stacks_app(args: list[str], **options: Any) -> subprocess.Popen:
-        args[args.index("prefect.server.api.server:create_app")] = "infra.stack.prefect_app:create_app"
+        args[args.index("prefect.server.api.server:create_app")] = "infra.stack.prefect_server:create_app"
         return start(args, **options)
 
     with pytest.MonkeyPatch.context() as patch:

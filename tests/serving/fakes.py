@@ -50,11 +50,7 @@ from serving.slots.arms import Arms, Slot
 from serving.slots.follower import Follower
 from serving.slots.policy import Policy
 from serving.slots.version_source import VersionSource
-from serving.status.cycle_history import CycleHistory
 from serving.status.data import Links, StatusData
-from serving.status.look_history import LookHistory
-from serving.status.move_history import MoveHistory
-from serving.status.request_history import RequestHistory
 from serving.status.routes import StatusSources, metrics_text
 from tests.serving.apps import aiohttp_app, fastapi_apps
 
@@ -90,7 +86,7 @@ class AnyVersion:
     """Checkpoints of an engine that has every version."""
 
     def fetch(self, version: str, source: str) -> Download:
-        return Download(Path("/versions", version), "held", 0)
+        return Download(Path("/versions", version), "held", 0, source)
 
     def loaded(self, version: str, path: Path) -> None:
         pass
@@ -358,9 +354,7 @@ class House:
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing)
         feedback = FeedbackService(access, self.recorder)
-        store = self.store
-        histories = (CycleHistory(store), MoveHistory(store), LookHistory(store), RequestHistory(store))
-        data = StatusData(self.registry.client(), *histories, clock=lambda: self.clock)
+        data = StatusData(self.registry.client(), self.store, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         self.drain = drain = Drain(self.settings.drain)
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)

@@ -65,11 +65,8 @@ class Layout:
 
 
 def read_layout(file: Path) -> Layout:
-    """Return a file's layout.
-
-    Raises:
-        NotSafetensors: it is another file, is cut, or has gaps or dtypes that this module does not know.
-    """
+    """Return a file's layout. Raises NotSafetensors if it is another file, is cut, or has gaps or dtypes that this module does
+    not know."""
     with file.open("rb") as opened:
         length = opened.read(8)
         if len(length) < 8 or struct.unpack("<Q", length)[0] > MOST_HEADER_BYTES:

@@ -68,7 +68,7 @@ def publish(store: ObjectStore, prefix: str, folder: Path, parent: str, parent_f
         parent: prefix of the parent's checkpoint.
         parent_folder: the same on this disk, in any precision.
     """
-    if written := _index(store, prefix):
+    if written := store.find(_key(prefix, INDEX), VersionDelta):
         return written
     checksums = store.checksums(prefix)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -115,9 +115,11 @@ def fetch(store: ObjectStore, checkpoint: str, target: Path, held: Mapping[str, 
         try:
             if (chain := _chain(store, prefix, sha256([checksums]), held, most)) is not None:
                 _apply(store, chain, target)
-                return Fetched("delta", sum(delta.bytes for delta in chain.deltas), sha256([checksums]))
+                return Fetched("delta", sum(delta.bytes for delta in chain[1]), sha256([checksums]))
         except BROKEN as error:
-            log.warning("%s: its chain of deltas is broken, so the full copy is fetched: %s: %s", checkpoint, _name(error), error)
+            log.warning(
+                "%s: its chain of deltas is broken, so the full copy is fetched: %s: %s", checkpoint, type(error).__name__, error
+            )
             how = "fallback"
             shutil.rmtree(target)
             target.mkdir()
@@ -131,22 +133,15 @@ def served_prefix(store: ObjectStore, checkpoint: str) -> str:
     return copy if store.exists(f"{copy}/{CHECKSUMS}") else checkpoint
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Deltas from a held version, in the order in which they are applied."""
-
-    start: Path
-    deltas: tuple[VersionDelta, ...]
+Chain = tuple[Path, list[VersionDelta]]
+"""The folder of a held version, and deltas from it in the order in which they are applied."""
 
 
-def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, HeldVersion], most: int) -> _Chain | None:
-    """Return the chain to a version; None if there is none from a held version, or none within the bounds.
-
-    Raises:
-        ChainBroken: an index, or a held version, is of other files than the chain says.
-    """
+def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, HeldVersion], most: int) -> Chain | None:
+    """Return the chain to a version; None if there is none from a held version, or none within the bounds. Raises ChainBroken
+    if an index, or a held version, is of other files than the chain says."""
     deltas: list[VersionDelta] = []
-    while len(deltas) < most and (delta := _index(store, prefix)):
+    while len(deltas) < most and (delta := store.find(_key(prefix, INDEX), VersionDelta)):
         if delta.sha256 != checksum:
             raise ChainBroken(f"{prefix}: the delta is of files with the checksum {delta.sha256[:16]}, expected {checksum[:16]}")
         deltas.insert(0, delta)
@@ -157,29 +152,19 @@ def _chain(store: ObjectStore, prefix: str, checksum: str, held: Mapping[str, He
                 raise ChainBroken(
                     f"{copy.path} has the checksum {copy.sha256[:16]}, the delta's parent {delta.parent_sha256[:16]}"
                 )
-            return _Chain(copy.path, tuple(deltas))
+            return copy.path, deltas
         prefix, checksum = served_prefix(store, delta.parent), delta.parent_sha256
     return None
 
 
-def _index(store: ObjectStore, prefix: str) -> VersionDelta | None:
-    try:
-        return VersionDelta.model_validate(store.get_json(_key(prefix, INDEX)))
-    except KeyError:
-        return None
-
-
-def _apply(store: ObjectStore, chain: _Chain, target: Path) -> None:
-    """Make the last version of a chain, and each before it in a folder that does not stay.
-
-    Raises:
-        ChainBroken: a version's files do not match their checksums.
-    """
+def _apply(store: ObjectStore, chain: Chain, target: Path) -> None:
+    """Make the last version of a chain, and each before it in a folder that does not stay. Raises ChainBroken if a version's
+    files do not match their checksums."""
     between: list[Path] = []
     try:
-        folder = chain.start
-        for number, delta in enumerate(chain.deltas, 1):
-            made = target if number == len(chain.deltas) else target.with_name(f"{target.name}.{number}")
+        folder, deltas = chain
+        for number, delta in enumerate(deltas, 1):
+            made = target if number == len(deltas) else target.with_name(f"{target.name}.{number}")
             if made != target:
                 shutil.rmtree(made, ignore_errors=True)
                 made.mkdir()
@@ -217,7 +202,3 @@ def _parts(frames: Iterator[folders.Frame]) -> Iterator[tuple[int, bytes]]:
 
 def _key(prefix: str, name: str) -> str:
     return f"{prefix}/delta/{name}"
-
-
-def _name(error: Exception) -> str:
-    return type(error).__name__

@@ -106,11 +106,8 @@ def all_known(container: str, known: Iterable[str]) -> bool:
 
 
 def pack(segments: Sequence[Segment]) -> bytes:
-    """Return the bytes of a container of these segments: the same bytes for the same segments.
-
-    Raises:
-        NotTheSame: reading the bytes returns other rows.
-    """
+    """Return the bytes of a container of these segments: the same bytes for the same segments. Raises NotTheSame if reading the
+    bytes returns other rows."""
     ordered = sorted(segments, key=lambda s: s.key)
     parts = [
         {

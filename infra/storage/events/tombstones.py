@@ -53,11 +53,8 @@ def write(store: ObjectStore, record: Forgotten) -> Forgotten:
 
 
 def check(store: ObjectStore, requests: Iterable[tuple[str, str]]) -> None:
-    """Read the records again before a cycle is sealed; `requests` are the user and project of each request.
-
-    Raises:
-        ErasedDuringCycle: some of the requests are erased.
-    """
+    """Read the records again before a cycle is sealed; `requests` are the user and project of each request. Raises
+    ErasedDuringCycle if some of the requests are erased."""
     erased = subjects(read_all(store))
     if count := sum(erased.hold(user, project) for user, project in requests):
         raise ErasedDuringCycle(

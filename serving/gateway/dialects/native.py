@@ -58,21 +58,8 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     for name, why in REQUIRED.get(outcome, {}).items():
         if getattr(event, name) is None:
             raise BadRequest(f"{name}: required with outcome {outcome}: {why}", name, 422)
-    return FeedbackEvent(
-        event.completion_id,
-        outcome,
-        event.completion_id,
-        shown=event.shown,
-        accepted_characters=event.accepted_characters,
-        retained=event.retained or "",
-        settled=event.settled,
-        settled_kept=event.settled_kept,
-        settled_total=event.settled_total,
-        reason=event.reason,
-        elapsed_ms=event.elapsed_ms,
-        seen_ms=event.seen_ms,
-        language=language(name=event.language),
-    )
+    changed = {"outcome": outcome, "retained": event.retained or "", "language": language(name=event.language)}
+    return FeedbackEvent(event.completion_id, **{**event.model_dump(), **changed})
 
 
 def _check_settled(event: NativeEvent) -> None:

@@ -87,7 +87,7 @@ def test_the_share_of_completed_code_counts_each_character_once() -> None:
     third = asked("3", 6, "12345678" + TEXT + "1234")
     found = of_all([first, second, third], [told(first, "rejected"), told(second, "accepted")])
     assert (found.completed_characters, found.typed_characters) == (8, 12)
-    assert found.completed_share == pytest.approx(8 / 20)
+    assert found.ratios()["completed_share"] == pytest.approx(8 / 20)
     assert found.kept_characters == 8
 
 
@@ -103,7 +103,7 @@ def test_the_share_of_completed_code_counts_each_character_once() -> None:
 )
 def test_what_was_typed_is_unknown_where_the_next_request_does_not_show_it(later: list[Completion], why: str) -> None:
     found = of_all([asked("1"), *later], [told(asked("1"), "accepted")])
-    assert (found.completed_characters, found.typed_characters, found.completed_share) == (0, 0, None), why
+    assert (found.completed_characters, found.typed_characters, found.ratios()["completed_share"]) == (0, 0, None), why
 
 
 def test_what_is_measured_elsewhere_or_unknown_is_left_out() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 from prefect.server.events.models import automations
 
-from infra.stack import prefect_app
+from infra.stack import prefect_server
 
 
 async def test_a_changed_automation_waits_for_a_lock_without_stopping_the_loop_that_holds_it() -> None:
@@ -16,7 +16,7 @@ async def test_a_changed_automation_waits_for_a_lock_without_stopping_the_loop_t
 
     async with asyncio.timeout(30):
         async with lock:
-            prefect_app._start(change())
+            prefect_server._start(change())
             await asyncio.sleep(0)
             assert not changed.is_set()
         await changed.wait()
@@ -24,5 +24,5 @@ async def test_a_changed_automation_waits_for_a_lock_without_stopping_the_loop_t
 
 def test_prefect_still_has_the_function_that_is_replaced(monkeypatch) -> None:
     monkeypatch.setattr(automations, "run_coro_as_sync", automations.run_coro_as_sync)
-    prefect_app.create_app()
-    assert automations.run_coro_as_sync is prefect_app._start
+    prefect_server.create_app()
+    assert automations.run_coro_as_sync is prefect_server._start
