@@ -3,8 +3,8 @@
 from prefect import flow
 from prefect.states import Completed, State
 
-from tasks.steps import compaction as steps
 from tasks.steps import context as contexts
+from tasks.steps import upkeep
 from tasks.steps.naming import advised
 
 WHAT_TO_DO = "read the log of the red task on this page; a run that ended halfway loses nothing, and the next one goes on."
@@ -14,7 +14,7 @@ WHAT_TO_DO = "read the log of the red task on this page; a run that ended halfwa
 @advised(WHAT_TO_DO)
 def compaction(dry_run: bool = True) -> State:
     """Combine small objects into containers, and remove the objects that a container holds since the pass before."""
-    found = steps.compact(contexts.load(), dry_run)
+    found = upkeep.compact(contexts.load(), dry_run)
     return Completed(name="DryRun" if dry_run else "Compacted", message=found.summary())
 
 

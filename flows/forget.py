@@ -4,7 +4,7 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from tasks.steps import context as contexts
-from tasks.steps import forget as steps
+from tasks.steps import upkeep
 from tasks.steps.naming import advised
 
 WHAT_TO_DO = (
@@ -16,7 +16,7 @@ WHAT_TO_DO = (
 @advised(WHAT_TO_DO)
 def forget(user: str = "", project: str = "", by: str = "operator", reason: str = "", dry_run: bool = True) -> State:
     """Remove the events and samples of a user or a project, and list the versions that were trained on them."""
-    found = steps.forget(contexts.load(), user, project, by, reason, dry_run)
+    found = upkeep.forget(contexts.load(), user, project, by, reason, dry_run)
     name = "DryRun" if dry_run else "Pending" if found.pending else "Forgotten"
     return Completed(name=name, message=found.summary())
 

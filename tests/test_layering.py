@@ -30,7 +30,7 @@ ORDER = {
     "tasks/experiments": ("counting", "verdict", "planning", "stages", "moves", "controller", "reports"),
     "tasks/evaluation": (
         *("positions", "heldout", "metrics", "judge", "models", "scores", "scoring", "sandbox", "gate"),
-        *("judge_failures", "team_set", "training_overlap", "cycle_sets", "evaluate"),
+        *("team_set", "training_overlap", "cycle_sets", "evaluate"),
     ),
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
     "evals": ("progress", "developers", "base_model", "compare", "demo", "bench", "studies", "docs"),

@@ -118,7 +118,9 @@ def scored_sets(
         SetMissing: a set is not in the store.
         NoPlaces: every place occurs in training data.
     """
-    written = manifest.held_out or _of_an_older_manifest(store, settings)
+    # The team's own set of an older manifest cannot be drawn afterwards.
+    built = (sets.write(store, build(wanted, settings)) for wanted in settings.sets if wanted.kind != "team")
+    written = manifest.held_out or tuple(built)
     hashes, gone = hashes_of([manifest, *(() if manifest.held_out else ancestry())])
     found = [_checked(store, one, hashes, gone) for one in written]
     if not any(one.scored for one in found):
@@ -141,8 +143,3 @@ def _checked(store: ObjectStore, written: HeldOutSet, hashes: Hashes, gone: Sequ
         left_out=checked.left_out,
         unchecked=checked.unchecked,
     )
-
-
-def _of_an_older_manifest(store: ObjectStore, settings: Evaluate) -> tuple[HeldOutSet, ...]:
-    """Return the sets for a cycle that was sealed before manifests named them; the team's own cannot be drawn afterwards."""
-    return tuple(sets.write(store, build(wanted, settings)) for wanted in settings.sets if wanted.kind != "team")

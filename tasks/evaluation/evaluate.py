@@ -1,6 +1,6 @@
 """The offline gate of a cycle: it scores candidate and champion at the same places and records the verdict with its inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ from infra.storage.store import ObjectStore
 from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, gate_candidate
 from tasks.evaluation.judge.calibration import Calibration
-from tasks.evaluation.judge_failures import EvaluationBroken, unheard
 from tasks.evaluation.metrics.intervals import estimate, estimates
-from tasks.evaluation.metrics.place import Measured
 from tasks.evaluation.models.base import Models
 from tasks.evaluation.sandbox.scored import with_tests
 from tasks.evaluation.scores import PositionScore, Scores
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 
 CANDIDATE, CHAMPION = "candidate", "champion"
-__all__ = ["CANDIDATE", "CHAMPION", "Contest", "Evaluation", "EvaluationBroken", "evaluate", "evaluate_scores"]
+MAX_JUDGE_FAILURES = 0.1
+"""Maximum share of places at which the judge may fail."""
+
+
+class EvaluationBroken(RuntimeError):
+    """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[
     found = {}
     for name in sets:
         rows = [row for row in scores.by_position if row.set == name]
-        measured = [measured_of(row) for row in rows]
+        measured = [row.measured for row in rows if row.measured]
+        assert len(measured) == len(rows), "score_position measures every completion"
         found[name] = {name: asdict(e) for name, e in estimates(measured, [row.cluster for row in rows]).items()}
         known = {number: row.truth_logprob for number, row in enumerate(rows) if row.truth_logprob is not None}
         if known:
@@ -106,18 +110,8 @@ def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[
     return found
 
 
-def measured_of(score: PositionScore) -> Measured:
-    """Return all metrics of a scored completion."""
-    assert score.measured is not None, "score_position measures every completion"
-    return score.measured
-
-
 def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
-    """Return the verdict on a candidate's scores.
-
-    Raises:
-        EvaluationBroken: the judge does not answer.
-    """
+    """Return the verdict on a candidate's scores. Raises EvaluationBroken: the judge does not answer."""
     candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
     failures = {name: scores.judge_failures for name, scores in scored.scores.items()}
     missing = unheard(scored.calibration, failures, CHAMPION)
@@ -142,6 +136,38 @@ def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
         left_out=left_out,
         calibration=scored.calibration,
     )
+
+
+def unheard(calibration: Calibration, failures: Mapping[str, float], champion: str) -> str:
+    """Return why the judge's failures leave the evaluation undecided; "" if there are few enough.
+
+    A judge that does not answer is an error: the candidate has no verdict, and the next run of the cycle asks again. A judge that
+    answers without a score at too many places would do so again: the evaluation is undecided, which never passes.
+
+    Args:
+        failures: share of the places that the judge could not score, by model.
+        champion: name of the model whose texts the judge should be able to score.
+
+    Raises:
+        EvaluationBroken: it failed at too many places, mostly because it did not answer.
+    """
+    most = MAX_JUDGE_FAILURES
+    asked = calibration.failures + calibration.places
+    name, share, away = "calibration", calibration.failures / max(asked, 1), 2 * calibration.away > calibration.failures
+    if share <= most and calibration.counts:
+        # The judge works on other texts: if it fails only on a candidate's, these texts are the reason.
+        name, share = max(failures.items(), key=lambda item: item[1])
+        away = failures[champion] > most
+    if share <= most:
+        return ""
+    allowed = f"at most {most:.1%} may fail"
+    reason = f"judge {calibration.judge!r} failed on {share:.1%} of the {name} places; {allowed}"
+    if away:
+        raise EvaluationBroken(
+            f"held-out evaluation: {reason}. There is no verdict. Check evaluate.judge; the next run of the cycle asks again "
+            "where the judge failed"
+        )
+    return reason
 
 
 def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:

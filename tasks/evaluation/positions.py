@@ -14,6 +14,8 @@ from pathlib import Path
 
 CONTEXT_CHARACTERS = 4_000
 """Characters kept on each side of a position; more than any served model reads."""
+TRIES = 50
+"""Draws for each requested position."""
 BOUNDARY_WEIGHT = 4
 """People pause after a finished token this many times as often as in the middle of a word."""
 
@@ -163,6 +165,25 @@ def _is_scored(source: Source) -> bool:
     return hashlib.sha256(source.name.encode()).digest()[0] % 4 == 0
 
 
+def silent_positions(sources: Sequence[Source], count: int, key: str) -> tuple[Position, ...]:
+    """Return at most `count` distinct ends of finished lines, each line equally likely; the same for the same arguments.
+
+    Nothing should be written there: the file continues with the next line, so anything a model writes is wrong.
+    """
+    if not count:
+        return ()
+    code, rng = Code(sources), random.Random(f"silent/{key}")
+    found: dict[tuple[str, int], Position] = {}
+    for _ in range(TRIES * count):
+        if len(found) == count:
+            break
+        source, end = code.draw_line_end(rng)
+        # At the end of a file, another line may well follow.
+        if source.text[end:].strip():
+            found.setdefault((source.name, end), position_at(source, end, end))
+    return tuple(found.values())
+
+
 def sample_positions(sources: Iterable[Source], count: int, seed: int) -> tuple[Position, ...]:
     """Return `count` distinct rest-of-line positions; the same ones for the same sources, count and seed.
 
@@ -171,7 +192,7 @@ def sample_positions(sources: Iterable[Source], count: int, seed: int) -> tuple[
     """
     code, rng = Code(sources), random.Random(f"positions/{seed}")
     positions: dict[tuple[str, int], Position] = {}
-    for _ in range(50 * count):
+    for _ in range(TRIES * count):
         if len(positions) == count:
             return tuple(positions.values())
         position = code.draw(rng)

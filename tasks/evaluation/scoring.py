@@ -10,10 +10,8 @@ from infra.settings.schema import Sampling
 from infra.storage.store import ObjectStore
 from tasks.evaluation import judge as judges
 from tasks.evaluation.judge.calibration import Calibration, calibrate
-from tasks.evaluation.models.base import Models, Progress
-from tasks.evaluation.models.completions import Completions, Conditions, PlaceSet, completions_of
-from tasks.evaluation.models.drift import drifts_of
-from tasks.evaluation.models.weights import weights_sha256
+from tasks.evaluation.models.base import Models, Progress, weights_sha256
+from tasks.evaluation.models.completions import Completions, Conditions, PlaceSet, completions_of, drifts_of
 from tasks.evaluation.scores import PositionScore, Scores, score_position, summarise
 
 

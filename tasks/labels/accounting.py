@@ -69,11 +69,7 @@ class RequestAccounting:
 
     @property
     def buckets(self) -> dict[Bucket, int]:
-        """Requests by bucket.
-
-        Raises:
-            Unaccounted: the buckets do not add up to the requests.
-        """
+        """Requests by bucket. Raises Unaccounted: the buckets do not add up to the requests."""
         counts = Counter({"duplicate": self.counts.duplicates, "quarantined": self.counts.malformed})
         counts += _count(self.classified["bucket"])
         if sum(counts.values()) != self.requests:
@@ -188,34 +184,23 @@ def assign_buckets(
     """Return each request with its bucket, the first that applies, before shares and totals are capped."""
     updates = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
     classified = with_targets(labelled.join(updates, on="policy_version", how="left"), max_staleness)
-    classified = classified.with_columns(reason=quarantine_reason())
-    bucket = (
-        pl.when(pl.col("id").is_in(pl.Series(list(trained), dtype=pl.String).implode()))
-        .then(pl.lit("duplicate"))
-        .when("opted_out")
-        .then(pl.lit("opted_out"))
-        .when(pl.col("time") > until)
-        .then(pl.lit("waiting"))
-        .when(pl.col("file").is_in(pl.Series(list(held_out), dtype=pl.String).implode()))
-        .then(pl.lit("held_out"))
-        .when("pinned")
-        .then(pl.lit("pinned"))
-        .when(pl.col("outcome").is_not_null(), ~pl.col("admitted"))
-        .then(pl.lit("new_user"))
-        .when(pl.col("outcome") == "unjudged")
-        .then(pl.lit("trained"))
-        .when("withheld")
-        .then(pl.lit("withheld"))
-        .when(pl.col("reason") != "")
-        .then(pl.lit("quarantined"))
-        .when(pl.col("distance") > max_staleness)
-        .then(pl.lit("stale"))
-        .when(pl.col("outcome").is_not_null())
-        .then(pl.lit("trained"))
-        .when("cache_hit")
-        .then(pl.lit("cache_hit"))
-        .otherwise(pl.lit("unlabelled"))
+    classified = classified.with_columns(reason=first_of(quarantine_conditions().items(), ""))
+    labelled_at_all = pl.col("outcome").is_not_null()
+    conditions: tuple[tuple[Bucket, pl.Expr], ...] = (
+        ("duplicate", pl.col("id").is_in(pl.Series(list(trained), dtype=pl.String).implode())),
+        ("opted_out", pl.col("opted_out")),
+        ("waiting", pl.col("time") > until),
+        ("held_out", pl.col("file").is_in(pl.Series(list(held_out), dtype=pl.String).implode())),
+        ("pinned", pl.col("pinned")),
+        ("new_user", labelled_at_all & ~pl.col("admitted")),
+        ("trained", pl.col("outcome") == "unjudged"),
+        ("withheld", pl.col("withheld")),
+        ("quarantined", pl.col("reason") != ""),
+        ("stale", pl.col("distance") > max_staleness),
+        ("trained", labelled_at_all),
+        ("cache_hit", pl.col("cache_hit")),
     )
+    bucket = first_of(conditions, "unlabelled")
     classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance", "admitted").sort("time", "id")
     return classified.with_columns(reason=pl.when(pl.col("bucket") == "quarantined").then("reason").otherwise(pl.lit("")))
 
@@ -237,14 +222,13 @@ def with_targets(labelled: pl.DataFrame, max_staleness: int) -> pl.DataFrame:
     return labelled.with_columns(*counts, outcome=pl.when(judged | usable).then("outcome"))
 
 
-def quarantine_reason() -> pl.Expr:
-    """Quarantine reason, or "" if trainable."""
-    reasons = [pl.when(condition).then(pl.lit(reason)) for reason, condition in quarantine_conditions().items()]
-    return pl.coalesce(*reasons, pl.lit(""))
+def first_of(conditions: Iterable[tuple[str, pl.Expr]], default: str) -> pl.Expr:
+    """Return the name of the first condition that holds, else the default."""
+    return pl.coalesce(*(pl.when(condition).then(pl.lit(name)) for name, condition in conditions), pl.lit(default))
 
 
 def quarantine_conditions() -> dict[str, pl.Expr]:
-    """Return the condition of each quarantine reason (meanings: tasks/labels/reasons.py); the first that holds counts."""
+    """Return the condition of each quarantine reason (meanings: tasks/labels/meanings.json); the first that holds counts."""
     return {
         "secret": pl.col("redacted"),
         "mixed_weights": pl.col("mixed"),

@@ -1,8 +1,10 @@
 """The bucket of a request, and why it is there, from the objects that the cycles wrote: `tabloop explain ID`."""
 
 import io
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
@@ -12,29 +14,18 @@ from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.labels import measures
 from tasks.labels.accounting import RequestAccounting
-from tasks.labels.reasons import REASONS
 
 COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled", "exploring")
 MAY_SETTLE = ("not_shown", "still_typed")
 """Why a settled text is not known yet; later requests may show it."""
 UNDECIDED: tuple[Bucket, ...] = ("unlabelled", "cache_hit", "withheld", "stale")
 """Buckets of requests that a later cycle may train on, if their label comes late."""
-MEANINGS: dict[Bucket, str] = {
-    "trained": "a sample of this cycle",
-    "waiting": "younger than collect.settle_seconds when the cycle collected; a later cycle decides",
-    "unlabelled": "no feedback matches it, and its settled text is not known",
-    "cache_hit": "its only feedback came from the editor's cache",
-    "stale": "more than collect.max_staleness updates lie between its version and the parent",
-    "duplicate": "delivered again, or the parent's ancestry was trained on it",
-    "quarantined": "not fit for training",
-    "opted_out": "its user or project opted out",
-    "held_out": "training never touches its file, on which models are scored (evaluate.sets)",
-    "withheld": "generated and not shown, and its settled text is not known",
-    "pinned": "an administrator chose its version",
-    "new_user": "its user was not known yet: its credential had collect.max_new_users new users on that day",
-    "over_share": "its user, credential or project has more samples than its share (collect.max_user_share and the like) allows",
-    "surplus": "collect.max_samples samples come before it; users take turns, each with their newest",
-}
+_IN_WORDS = json.loads(Path(__file__).with_name("meanings.json").read_text())
+MEANINGS: dict[Bucket, str] = _IN_WORDS["buckets"]
+"""The meaning of each bucket, for people."""
+REASONS: dict[str, str] = _IN_WORDS["reasons"]
+"""The meaning of each quarantine reason: those of accounting.py and infra/storage/events/read.py, then the expectations in
+tasks/validation/expectations.json that quarantine a row. infra/docs/how/labels.md holds the same table."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +36,8 @@ class Fate:
     bucket: Bucket
     reason: str = ""
     """Why it is quarantined; empty in the other buckets."""
-
     settled: str = ""
     """The request that shows its settled text, or why none does (tasks/labels/hindsight.py)."""
-
     result: str = ""
     """How the cycle ended: registered, refused or abandoned; empty while it runs."""
 
@@ -84,12 +73,18 @@ def undecided(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[st
     """
     waiting: set[str] = set()
     decided: set[str] = set()
+    for rows in _requests(store, manifests, ["id", "bucket"]):
+        for id, bucket in rows.iter_rows():
+            (waiting if bucket in UNDECIDED else decided).add(id)
+    return frozenset(waiting - decided)
+
+
+def _requests(store: ObjectStore, manifests: Sequence[Manifest], columns: list[str]) -> Iterator[pl.DataFrame]:
+    """Yield the requests of each cycle whose object is there."""
     for manifest in manifests:
         name = key(manifest.cycle, manifest.samples.sha256)
         if store.exists(name):
-            for id, bucket in pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket"]).iter_rows():
-                (waiting if bucket in UNDECIDED else decided).add(id)
-    return frozenset(waiting - decided)
+            yield pl.read_parquet(io.BytesIO(store.get(name)), columns=columns)
 
 
 def unsettled(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:
@@ -99,13 +94,10 @@ def unsettled(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[st
     """
     open_: set[str] = set()
     known: set[str] = set()
-    for manifest in manifests:
-        name = key(manifest.cycle, manifest.samples.sha256)
-        if store.exists(name):
-            rows = pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket", "settled_by", "unsettled"])
-            trained = rows.filter(pl.col("bucket") == "trained")
-            known.update(trained.filter(pl.col("settled_by").is_not_null())["id"])
-            open_.update(trained.filter(pl.col("settled_by").is_null(), pl.col("unsettled").is_in(MAY_SETTLE))["id"])
+    for rows in _requests(store, manifests, ["id", "bucket", "settled_by", "unsettled"]):
+        trained = rows.filter(pl.col("bucket") == "trained")
+        known.update(trained.filter(pl.col("settled_by").is_not_null())["id"])
+        open_.update(trained.filter(pl.col("settled_by").is_null(), pl.col("unsettled").is_in(MAY_SETTLE))["id"])
     return frozenset(open_ - known)
 
 

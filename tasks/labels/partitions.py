@@ -100,12 +100,7 @@ def references(sources: pl.DataFrame) -> tuple[ObjectReference, ...]:
 
 
 def plan_window(
-    store: ObjectStore,
-    window: Window,
-    now: float,
-    join_seconds: float,
-    least: int = LEAST_REQUESTS,
-    hindsight: Hindsight = OFF,
+    store: ObjectStore, window: Window, now: float, join_seconds: float, least: int = LEAST_REQUESTS, hindsight: Hindsight = OFF
 ) -> WindowPlan:
     """Read the times and ids of a window's events and divide it into partitions; hours share one up to `least` requests.
 
@@ -139,12 +134,7 @@ class _Listing:
 
 
 def _list_events(
-    store: ObjectStore,
-    kind: str,
-    window: Window,
-    span: tuple[float, float],
-    erased: ErasedSubjects,
-    ids: Sequence[pl.Expr],
+    store: ObjectStore, kind: str, window: Window, span: tuple[float, float], erased: ErasedSubjects, ids: Sequence[pl.Expr]
 ) -> _Listing:
     """List the events of a span of time; `ids` are computed from ID_COLUMNS."""
     sources: list[tuple[object, ...]] = []

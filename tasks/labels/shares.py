@@ -18,11 +18,7 @@ ROUNDING = 1e-9
 
 def sample_shares(settings: Collect) -> dict[str, float]:
     """Return the largest share of a batch's samples by the column that names the group."""
-    return {
-        "user": settings.max_user_share,
-        "credential": settings.max_credential_share,
-        "project": settings.max_project_share,
-    }
+    return {"user": settings.max_user_share, "credential": settings.max_credential_share, "project": settings.max_project_share}
 
 
 def weight_shares(settings: Collect) -> dict[str, float]:

@@ -91,12 +91,7 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
 
 
 def draw(
-    places: Sequence[SettledPlace],
-    version: str,
-    sampler: Sampler,
-    settings: Groups,
-    reward: Reward,
-    shares: Mapping[str, float],
+    places: Sequence[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward, shares: Mapping[str, float]
 ) -> SampledGroups:
     """Return the rows of groups at some of the places.
 

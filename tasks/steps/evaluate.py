@@ -50,10 +50,7 @@ def evaluate(context: Context, manifest: Manifest, candidate: Candidate) -> Eval
 def sources_of(context: Context, manifest: Manifest, candidate: Candidate, champion: Path) -> Mapping[Path, str]:
     """Upload the candidate; return the address of each checkpoint, for an engine that does not share this machine's disk."""
     uploaded = registering.upload(context.store, manifest.cycle, candidate.checkpoint)
-    return {
-        candidate.checkpoint: context.store.uri(uploaded),
-        champion: context.registry.version(manifest.champion).source,
-    }
+    return {candidate.checkpoint: context.store.uri(uploaded), champion: context.registry.version(manifest.champion).source}
 
 
 def log_sets(held_out: tuple[ScoredSet, ...]) -> None:

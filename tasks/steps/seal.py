@@ -34,8 +34,7 @@ def seal(
     digest = sha256([rewarded.samples])
     showing.write(store, cycle, estimate)
     store.put_json(
-        cycles.key(cycle, "validation.json"),
-        {"quarantined": collected.accounting.reasons, "orphans": collected.orphans},
+        cycles.key(cycle, "validation.json"), {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
     )
     explain.write(store, cycle, digest, collected.accounting)
     users.write(store, cycle, digest, collected.register)

@@ -89,12 +89,7 @@ class UpdateRefused:
 
 
 def train(
-    store: ObjectStore,
-    manifest: Manifest,
-    parent: Path,
-    settings: Train,
-    output: TrainerOutput,
-    inputs: UpdateInputs = NO_INPUTS,
+    store: ObjectStore, manifest: Manifest, parent: Path, settings: Train, output: TrainerOutput, inputs: UpdateInputs = NO_INPUTS
 ) -> Candidate | UpdateRefused:
     """Train the cycle's candidate from its parent's checkpoint.
 

@@ -42,11 +42,7 @@ class ExpiredUpload:
 
 
 def find(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> tuple[ExpiredUpload, ...]:
-    """Return the uploads to remove.
-
-    Raises:
-        NoChampion: without a champion the versions in use are unknown.
-    """
+    """Return the uploads to remove. Raises NoChampion: without a champion the versions in use are unknown."""
     index = cycles.index(store)  # before the registry is read, which then knows the versions of all ended cycles
     uploads = uploaded(store)
     ended = {cycle for cycle, objects in index.items() if {"manifest.json", "outcome.json"} <= objects}

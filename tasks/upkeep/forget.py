@@ -12,7 +12,7 @@ be killed and run again; the list of versions stays the same.
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from infra.registry.client import Registry
 from infra.registry.lineage import lineage
 from infra.storage import cycles
 from infra.storage.events import segments, tombstones
+from infra.storage.events.segments import Segment
 from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.store import AlreadyExists, ObjectStore
 from tasks.labels.users import USERS
@@ -142,9 +143,15 @@ def sweep(
 
 def clean_events(store: ObjectStore, key: str, erased: ErasedSubjects, *, dry_run: bool) -> int:
     """Remove the erased rows of an event object, and the object if none remain; return their number."""
-    parts = segments.read(key, store.get(key))
+    return remove_rows(store, key, segments.read(key, store.get(key)), erased.columns(), dry_run=dry_run)
+
+
+def remove_rows(
+    store: ObjectStore, key: str, parts: Sequence[Segment], columns: Iterable[tuple[str, frozenset[str]]], *, dry_run: bool
+) -> int:
+    """Remove the rows with one of the values in a column, and the object if none remain; return their number."""
     kept = parts
-    for column, names in erased.columns():
+    for column, names in columns:
         kept = [segments.without(part, column, names) for part in kept]
     removed = sum(part.table.num_rows for part in parts) - sum(part.table.num_rows for part in kept)
     if removed and not dry_run:

@@ -9,6 +9,7 @@ from infra.redaction.events import FEEDBACK_TEXTS
 from infra.storage.events import segments
 from infra.storage.events.read import column, fetch
 from infra.storage.store import ObjectStore
+from tasks.upkeep.forget import remove_rows
 
 COMPLETIONS, FEEDBACK = "events/completions/", "events/feedback/"
 
@@ -20,16 +21,8 @@ def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
     for key in list(store.keys(FEEDBACK)) if opted_out else ():
         parts = segments.read(key, store.get(key))
         named = frozenset(name for part in parts for name in _with_text(part) if name in opted_out)
-        if not named:
-            continue
-        kept = [segments.without(part, "completion_id", named) for part in parts]
-        found[key] = sum(part.table.num_rows for part in parts) - sum(part.table.num_rows for part in kept)
-        if dry_run:
-            continue
-        if any(part.table.num_rows for part in kept):
-            store.put(key, segments.pack(kept) if segments.is_container(key) else segments.alone(kept[0].table))
-        else:
-            store.delete(key)
+        if named:
+            found[key] = remove_rows(store, key, parts, [("completion_id", named)], dry_run=dry_run)
     return found
 
 

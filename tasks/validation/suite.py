@@ -82,9 +82,7 @@ def frame(samples: pl.DataFrame) -> "pd.DataFrame":
     return rows.select(COLUMNS).to_pandas()
 
 
-def validate(
-    samples: pl.DataFrame, stats: BatchStats, bounds: Bounds, suite: Path = SUITE, batch_suite: Path = BATCH_SUITE
-) -> Validation:
+def validate(samples: pl.DataFrame, stats: BatchStats, bounds: Bounds) -> Validation:
     """Check the samples and the batch against their suites."""
     import great_expectations as gx
     import pandas as pd
@@ -104,8 +102,8 @@ def validate(
             expectation_parameters=parameters,
         )
 
-    of_rows = run(suite, frame(samples), [ROW], {})
-    of_batch = run(batch_suite, pd.DataFrame(as_row(stats)), [], bounds)
+    of_rows = run(SUITE, frame(samples), [ROW], {})
+    of_batch = run(BATCH_SUITE, pd.DataFrame(as_row(stats)), [], bounds)
     rows, refused = read_results(of_rows.results)
     refused += read_results(of_batch.results, bounds)[1]
     expectations = len(of_rows.results) + len(of_batch.results)

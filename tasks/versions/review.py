@@ -62,17 +62,13 @@ class Facts:
 def facts(
     store: ObjectStore, settings: Settings, versions: Iterable[ModelVersion], cycle: str, run: str, decision: Decision | None
 ) -> Facts:
-    """Read what a review of a cycle's version stands on.
-
-    Args:
-        run: MLflow's id of the cycle's run; empty: it has none.
-    """
-    manifest, evaluation = cycles.manifest_of(store, cycle), _object(store, cycle, "evaluation.json")
+    """Read what a review of a cycle's version stands on; `run`: MLflow's id of the cycle's run; empty: it has none."""
+    manifest, evaluation = cycles.manifest_of(store, cycle), object_of(store, cycle, "evaluation.json")
     bases = {version.version for version in versions if not version.tags.get(CYCLE_TAG)}
     return Facts(
         manifest,
         evaluation,
-        _object(store, cycle, "training.json"),
+        object_of(store, cycle, "training.json"),
         _base(store, manifest, evaluation, bases),
         decision,
         _links(store, settings, manifest, run),
@@ -189,7 +185,7 @@ def _base(store: ObjectStore, manifest: Manifest, evaluation: Mapping[str, Any],
     """Return the base's means of this cycle, else of the newest one before it whose champion was a base."""
     known = [cycle for cycle in cycles.sealed(cycles.index(store)) if cycle <= manifest.cycle]
     for cycle in reversed(known):
-        measured = evaluation if cycle == manifest.cycle else _object(store, cycle, "evaluation.json")
+        measured = evaluation if cycle == manifest.cycle else object_of(store, cycle, "evaluation.json")
         if measured and cycles.manifest_of(store, cycle).champion in bases:
             return Base(cycle, measured["champion"], _places(measured) == _places(evaluation))
     return None
@@ -209,7 +205,8 @@ def _links(store: ObjectStore, settings: Settings, manifest: Manifest, run: str)
     return [*found, *data]
 
 
-def _object(store: ObjectStore, cycle: str, name: str) -> dict[str, Any]:
+def object_of(store: ObjectStore, cycle: str, name: str) -> dict[str, Any]:
+    """Return an object of a cycle; empty where it was not written."""
     try:
         return dict(store.get_json(cycles.key(cycle, name)))
     except KeyError:

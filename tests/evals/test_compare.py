@@ -18,11 +18,9 @@ from infra.settings import Settings
 from infra.settings.schema import Evaluate, Gate, HeldOut, Model, Registry, Sampling, Serving
 from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.heldout.build import held_out_positions
-from tasks.evaluation.models import weights
-from tasks.evaluation.models.completions import Conditions, completions_of, set_of, set_sha256
-from tasks.evaluation.models.drift import drifts_of
+from tasks.evaluation.models.base import NoWeights, weights_sha256
+from tasks.evaluation.models.completions import Conditions, completions_of, drifts_of, set_of, set_sha256
 from tasks.evaluation.models.generation import Generator
-from tasks.evaluation.models.weights import NoWeights
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scoring import Contestant, score_models
 from tests.tasks.evaluation import fake_models
@@ -129,7 +127,7 @@ def test_one_model_and_unknown_names_are_errors_that_say_what_was_expected(tmp_p
     with pytest.raises(UnknownModel, match="named twice"):
         find_models(["infra/base_model", "infra/base_model"], Settings(), None)
     with pytest.raises(NoWeights, match=r"no \*\.safetensors"):
-        weights.weights_sha256(tmp_path)
+        weights_sha256(tmp_path)
 
 
 def test_versions_and_aliases_are_downloaded(checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

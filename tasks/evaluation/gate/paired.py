@@ -138,9 +138,13 @@ class FileSums:
         return int((self.places[:, column] > 0).sum())
 
     def effective_files(self, column: int) -> float:
-        """Return the effective number of files, (sum n)^2 / sum n^2 of their places n that count."""
-        places = self.places[:, column]
-        return float(places.sum() ** 2 / np.square(places).sum())
+        """Return the effective number of files by their places that count."""
+        return effective(self.places[:, column])
+
+
+def effective(places: np.ndarray) -> float:
+    """Return the effective number of files with these numbers n of places, (sum n)^2 / sum n^2; 0 without places."""
+    return float(places.sum() ** 2 / np.square(places).sum()) if places.any() else 0.0
 
 
 @lru_cache(maxsize=16)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasks.evaluation.gate.paired import effective
 from tasks.evaluation.gate.values import Places
 
 PROJECT = "project: "
@@ -42,7 +43,8 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
     notes: dict[str, str] = {}
     for name in places.slices:
         one = Slice.of([name], places)
-        count, files = int((known & one.within).sum()), files_of(places, known & one.within)
+        counted = known & one.within
+        count, files = int(counted.sum()), effective(np.unique(places.files[counted], return_counts=True)[1].astype(float))
         if one.within[known].all():
             continue
         if count < least:
@@ -59,9 +61,3 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
             found[name] = together
             notes |= {one: f"{notes[one]}; it counts with {name}" for one in small}
     return found, list(notes.values())
-
-
-def files_of(places: Places, within: np.ndarray) -> float:
-    """Return the effective number of files of some places, [N] (paired.FileSums.effective_files)."""
-    counts = np.unique(places.files[within], return_counts=True)[1].astype(float)
-    return float(counts.sum() ** 2 / np.square(counts).sum()) if len(counts) else 0.0

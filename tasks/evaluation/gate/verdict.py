@@ -66,11 +66,7 @@ class GateResult:
 def gate_candidate(
     candidate: Sequence[PositionScore], champion: Sequence[PositionScore], settings: Gate, *, judge_counts: bool = True
 ) -> GateResult:
-    """Return the gate's verdict on scores at the same places.
-
-    Raises:
-        ValueError: the scores are of different places.
-    """
+    """Return the gate's verdict on scores at the same places. Raises ValueError: the scores are of different places."""
     places = [score.place for score in champion]
     if places != [score.place for score in candidate]:
         raise ValueError(

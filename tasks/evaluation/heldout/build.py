@@ -4,17 +4,13 @@ from infra.model.language import language
 from infra.settings import path
 from infra.settings.evaluation import Evaluate, HeldOut
 from tasks.evaluation import positions
-from tasks.evaluation.heldout import benchmarks, directory, silent
+from tasks.evaluation.heldout import benchmarks, directory
 from tasks.evaluation.heldout.packages import held_out_files, site_packages
 from tasks.evaluation.heldout.sets import Places, place_of
 
 
 def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
-    """Return a set's places.
-
-    Raises:
-        ValueError: the set's files are missing, malformed or too few.
-    """
+    """Return a set's places. Raises ValueError: the set's files are missing, malformed or too few."""
     match wanted.kind:
         case "packages":
             return _packages(wanted, wanted.places or evaluate.samples, evaluate.seed)
@@ -42,5 +38,5 @@ def _packages(wanted: HeldOut, count: int, seed: int) -> Places:
         return Places(wanted.name, (), {"other_language": count})  # the packages are Python alone
     sources = _scored_sources()
     drawn = positions.sample_positions(sources, count, seed)
-    quiet = silent.positions(sources, round(wanted.silent * count), str(seed))
+    quiet = positions.silent_positions(sources, round(wanted.silent * count), str(seed))
     return Places(wanted.name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in (*drawn, *quiet)))

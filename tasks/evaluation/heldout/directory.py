@@ -12,9 +12,9 @@ from pathlib import Path
 
 from infra.model.language import language
 from infra.settings.evaluation import HeldOut
-from tasks.evaluation.heldout import duplicates, packages, silent
+from tasks.evaluation.heldout import duplicates, packages
 from tasks.evaluation.heldout.sets import Places, place_of
-from tasks.evaluation.positions import Code, Position, Source
+from tasks.evaluation.positions import TRIES, Code, Position, Source, silent_positions
 from tasks.labels.scored import is_scored
 
 NOT_CODE = frozenset(
@@ -30,8 +30,6 @@ SKIPPED_FOLDERS = frozenset(
 """Folders of code that the team did not write."""
 LEAST_TRUTH = 3
 """Fewest characters, without blanks, of a place's removed text: a closing bracket does not distinguish models."""
-TRIES = 50
-"""Positions drawn for each requested place before the directory counts as too small."""
 
 
 class TooLittleCode(ValueError):
@@ -67,7 +65,7 @@ def places(settings: HeldOut, root: Path, count: int) -> Places:
             f"evaluate.sets, set {settings.name!r}: {count} places asked for in {len(kept)} files of {root}, found only "
             f"{len(drawn)}; set places to at most {len(drawn)}, or name a folder with more code"
         )
-    quiet = silent.positions(kept, round(settings.silent * count), f"{settings.key}/{settings.seed}")
+    quiet = silent_positions(kept, round(settings.silent * count), f"{settings.key}/{settings.seed}")
     found = tuple(place_of(p, projects[p.file], language(p.file)) for p in (*drawn, *quiet))
     return Places(settings.name, found, left_out)
 

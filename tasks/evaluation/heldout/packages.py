@@ -5,16 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 HELD_OUT_PACKAGES = (
-    "rich",
-    "httpx",
-    "starlette",
-    "click",
-    "jinja2",
-    "werkzeug",
-    "flask",
-    "requests",
-    "marshmallow",
-    "supervisor",
+    *("rich", "httpx", "starlette", "click", "jinja2", "werkzeug", "flask", "requests", "marshmallow", "supervisor"),
 )
 """Installed packages of ordinary Python, none of whose files is training data."""
 

@@ -3,23 +3,11 @@
 from infra.settings import schema
 from infra.storage.store import ObjectStore
 from tasks.evaluation.judge.base import HIGHEST, Failed, FailureKind, Item, Judge, Judgement, Scored
+from tasks.evaluation.judge.builtin import KeptJudge, ReferenceJudge
 from tasks.evaluation.judge.cache import CachedJudge
-from tasks.evaluation.judge.kept import KeptJudge
-from tasks.evaluation.judge.reference import ReferenceJudge
 
-__all__ = [
-    "HIGHEST",
-    "CachedJudge",
-    "Failed",
-    "FailureKind",
-    "Item",
-    "Judge",
-    "Judgement",
-    "KeptJudge",
-    "ReferenceJudge",
-    "Scored",
-    "build",
-]
+__all__ = ["HIGHEST", "CachedJudge", "Failed", "FailureKind", "Item", "Judge", "Judgement", "KeptJudge", "ReferenceJudge"]
+__all__ += ["Scored", "build"]
 
 
 def build(settings: schema.Judge, store: ObjectStore | None = None) -> Judge:

@@ -6,8 +6,6 @@ from typing import Literal, Protocol
 
 LOWEST, HIGHEST = 0.0, 10.0
 FailureKind = Literal["timeout", "refused", "unavailable", "garbage", "out_of_range", "circuit_open"]
-
-
 AWAY = frozenset({"timeout", "refused", "unavailable", "circuit_open"})
 """Failures of a judge that does not answer; the others are answers without a score."""
 

@@ -25,11 +25,7 @@ class CachedJudge:
     """Asks another judge only about items without a stored score."""
 
     def __init__(self, judge: Judge, identity: str, store: ObjectStore) -> None:
-        """Use another judge.
-
-        Args:
-            identity: everything but the item that its scores depend on, as text.
-        """
+        """Use another judge; `identity`: everything but the item that its scores depend on, as text."""
         self.name = judge.name
         self._judge, self._store = judge, store
         self._prefix = f"judgements/{hashlib.sha256(identity.encode()).hexdigest()[:DIGITS]}/"

@@ -142,11 +142,7 @@ class OpenAIJudge:
 
 
 def read_rubric(settings: schema.Judge) -> str:
-    """Return the judge's instructions.
-
-    Raises:
-        ValueError: the file is missing or empty.
-    """
+    """Return the judge's instructions. Raises ValueError: the file is missing or empty."""
     file = configuration.path(settings.rubric)
     text = file.read_text().strip() if file.is_file() else ""
     if not text:

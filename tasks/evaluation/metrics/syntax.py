@@ -63,11 +63,7 @@ def breaks(completion: str, truth: str, prefix: str, suffix: str, language: str)
 
 
 def errors(text: str, language: str) -> int:
-    """Return the number of syntax errors of a text.
-
-    Raises:
-        KeyError: there is no grammar of the language.
-    """
+    """Return the number of syntax errors of a text. Raises KeyError: there is no grammar of the language."""
     return _grammar(BY_LANGUAGE[language]).errors(text)
 
 

@@ -34,11 +34,7 @@ class Text:
 
     @classmethod
     def of(cls, checkpoint: Path, model: Model) -> "Text":
-        """Return the tokenizer of a checkpoint.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """Return the tokenizer of a checkpoint. Raises ValueError: it has none."""
         file = checkpoint / "tokenizer.json"
         if not file.exists():
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`tabloop base` makes one)")
@@ -54,6 +50,23 @@ class Text:
     def served(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
         """Return the text of sampled tokens as it is served: without end tokens, up to the stop string that ends first."""
         return up_to(self.tokenizer.decode(list(tokens), skip_special_tokens=True), stop)
+
+
+class NoWeights(ValueError):
+    """A checkpoint has no weights."""
+
+
+def weights_sha256(checkpoint: Path) -> str:
+    """Return the checksum of a checkpoint's weights. Raises NoWeights."""
+    digest, files = hashlib.sha256(), sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise NoWeights(
+            f"checkpoint {checkpoint}: no *.safetensors; give a directory in Hugging Face layout (`tabloop base` makes one)"
+        )
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 class Models(Protocol):

@@ -20,8 +20,7 @@ from infra.model.fim import Order, Renderer
 from infra.records import HeldOutCompletion
 from infra.settings.schema import Model, Sampling
 from infra.storage.store import ObjectStore, to_parquet
-from tasks.evaluation.models.base import Models, Progress, Prompt, Text, draw_of
-from tasks.evaluation.models.weights import weights_sha256
+from tasks.evaluation.models.base import Models, Progress, Prompt, Text, draw_of, weights_sha256
 from tasks.evaluation.positions import Position
 
 DIGITS = 16
@@ -148,6 +147,29 @@ def truth_logprobs(
     rows = [(prompt.tokens, truth) for prompt, truth in zip(prompts, truths, strict=True) if truth]
     found = iter(models.score(checkpoint, rows))
     return [mean(next(found)) if truth else None for truth in truths]
+
+
+def drifts_of(
+    models: Models,
+    checkpoint: Path,
+    reference: Path,
+    made: Completions,
+    places: Sequence[Position],
+    model: Model,
+    sampling: Sampling,
+) -> list[float]:
+    """Return the mean over each completion's tokens of log p(checkpoint) - log p(reference), in nats.
+
+    The checkpoint made the completions. The expectation is the Kullback-Leibler divergence per token from the reference, at
+    temperature 1 for tokens drawn there. The last token of a completion of the full length does not count.
+    """
+    text = Text.of(checkpoint, model)
+    rows = [
+        (prompt, row.token_ids[: longest_scored(sampling)])
+        for prompt, row in zip(prompts_of(text, model, places), made.rows, strict=True)
+    ]
+    ours, theirs = (models.score(folder, rows) for folder in (checkpoint, reference))
+    return [mean(a) - mean(b) for a, b in zip(ours, theirs, strict=True)]
 
 
 def longest_scored(sampling: Sampling) -> int:

@@ -17,8 +17,7 @@ import httpx
 from infra.model.batches import Batch, BatchResult
 from infra.settings import Settings
 from infra.settings.schema import Sampling
-from tasks.evaluation.models.base import Progress, Prompt
-from tasks.evaluation.models.weights import weights_sha256
+from tasks.evaluation.models.base import Progress, Prompt, weights_sha256
 
 ROWS = 512
 """Prompts of one request."""

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from infra.model.fim import SPECIAL_TOKENS, Renderer
 from infra.settings.schema import Model
+from tasks.evaluation.models.base import Text
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,7 @@ class SampledCompletion:
 
 
 class Generator:
-    """A checkpoint that completes FIM contexts.
-
-    Raises:
-        ValueError: the checkpoint has no tokenizer.json.
-    """
+    """A checkpoint that completes FIM contexts. Raises ValueError: the checkpoint has no tokenizer.json."""
 
     def __init__(
         self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1, dtype: str = "float32"
@@ -48,17 +43,13 @@ class Generator:
         # On cores shared with other processes, two threads wait for each other and take 4 times the CPU time of one.
         torch.set_num_threads(threads)
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        tokenizer = checkpoint / "tokenizer.json"
-        if not tokenizer.exists():
-            raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`tabloop base` makes one)")
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        self._renderer = Renderer(self._tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+        text = Text.of(checkpoint, model)
+        self._tokenizer, self._renderer = text.tokenizer, text.renderer
         logging.disable_progress_bar()  # a progress bar would break the progress line of a long command
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
         self._model.to(device=self._device)
-        ends = [self._tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
-        self._end_ids = {end for end in ends if end is not None}
-        self._ends = torch.tensor(sorted(self._end_ids), device=self._device)
+        self._end_ids = frozenset(text.ends)
+        self._ends = torch.tensor(text.ends, device=self._device)
         size = self._model.config.vocab_size
         self._newlines = torch.tensor(["\n" in self._tokenizer.decode([i]) for i in range(size)], device=self._device)
 

@@ -43,11 +43,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the C library.
-
-    Raises:
-        OSError: the call failed.
-    """
+    """Call a function of the C library. Raises OSError: the call failed."""
     if getattr(LIBC, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tasks.evaluation.sandbox.groups import control_group
-from tasks.evaluation.sandbox.limits import Limits
+from tasks.evaluation.sandbox.limits import Limits, control_group
 
 INSIDE = Path(__file__).with_name("inside.py")
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
@@ -52,12 +51,7 @@ class SandboxRefused(RuntimeError):
 
 
 def run(
-    command: Sequence[str],
-    contents: Mapping[str, bytes],
-    limits: Limits,
-    *,
-    stdin: str = "",
-    readable: Sequence[str] = (),
+    command: Sequence[str], contents: Mapping[str, bytes], limits: Limits, *, stdin: str = "", readable: Sequence[str] = ()
 ) -> Outcome:
     """Run a command in a new sandbox, in the folder /work.
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from infra.records import HeldOutPlace
-from tasks.evaluation.sandbox.limits import Limits
 from tasks.evaluation.sandbox.programs import pass_at_1
 from tasks.evaluation.sandbox.run import SandboxRefused
-from tasks.evaluation.scores import PositionScore, Scores
+from tasks.evaluation.scores import Scores
 from tasks.evaluation.scoring import ScoredModels
 
 Programs = Mapping[tuple[str, str], HeldOutPlace]
@@ -31,7 +30,7 @@ def with_tests(scored: ScoredModels, programs: Programs, workers: int) -> Scored
     return replace(scored, scores=scores)
 
 
-def with_passed(scores: Scores, programs: Programs, workers: int, limits: Limits | None = None) -> Scores:
+def with_passed(scores: Scores, programs: Programs, workers: int) -> Scores:
     """Return scores with `passed` of each place that has tests and whose language can be run here.
 
     Raises:
@@ -39,13 +38,10 @@ def with_passed(scores: Scores, programs: Programs, workers: int, limits: Limits
     """
     numbers = [number for number, row in enumerate(scores.by_position) if row.place in programs]
     rows = [scores.by_position[number] for number in numbers]
-    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], limits, workers).results
+    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], workers=workers).results
     changed = list(scores.by_position)
     for number, row, result in zip(numbers, rows, results, strict=True):
-        changed[number] = _with(row, None if result == "not_run" else float(result == "passed"))
+        assert row.measured is not None, "score_position measures every completion"
+        passed = None if result == "not_run" else float(result == "passed")
+        changed[number] = replace(row, measured=replace(row.measured, passed=passed))
     return replace(scores, by_position=tuple(changed))
-
-
-def _with(row: PositionScore, passed: float | None) -> PositionScore:
-    assert row.measured is not None, "score_position measures every completion"
-    return replace(row, measured=replace(row.measured, passed=passed))

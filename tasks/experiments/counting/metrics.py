@@ -62,8 +62,6 @@ class Metric:
 SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
 """Text may have been shown. Unlike in tasks/labels/measures.py this includes requests whose connection the editor closed: they
 are missing data, not requests without text."""
-
-
 ANSWERED = JUDGED | (pl.col("unreported") & SHOWN & ~pl.col("cache_hit"))
 """The outcome is known; `unreported` is that of `of_reporting_users`. A completion that Continue shows again from its cache may
 be accepted then."""
@@ -73,11 +71,6 @@ def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return labelled requests, with `unreported` only for users whose editor reports other requests: no report from an editor
     that never reports is no information."""
     return labelled.with_columns(unreported=pl.col("unreported") & JUDGED.any().over("user"))
-
-
-def _accepted(_: Plan) -> pl.Expr:
-    """1 if at least half of the shown text was kept."""
-    return ACCEPTED.fill_null(False)
 
 
 def _characters(plan: Plan) -> pl.Expr:
@@ -101,14 +94,9 @@ def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
     return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(True)
 
 
-def _cancelled(_: Plan) -> pl.Expr:
-    """1 if the developer dismissed the completion."""
-    return CANCELLED.fill_null(False)
-
-
-def _quick(_: Plan) -> pl.Expr:
-    """1 if it was rejected before the developer can have read it."""
-    return QUICK.fill_null(False)
+def _known(found: pl.Expr) -> Callable[[Plan], pl.Expr]:
+    """1 if it is found (tasks/labels/measures.py); 0 where it is unknown."""
+    return lambda _: found.fill_null(False)
 
 
 def _length(_: Plan) -> pl.Expr:
@@ -117,7 +105,7 @@ def _length(_: Plan) -> pl.Expr:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accepted", "acceptance per request", "success", "more", "shown", 0.1, _accepted, relative=True, weight=0.9),
+    Metric("accepted", "acceptance per request", "success", "more", "shown", 0.1, _known(ACCEPTED), relative=True, weight=0.9),
     Metric(
         "characters",
         "accepted characters per request",
@@ -132,8 +120,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("annoyed", "annoyances per request", "success", "fewer", "shown", 0.1, _annoyed, relative=True, weight=0.05),
     Metric("shown", "shown per request", "guardrail", "more", "requests", 0.5, lambda _: SHOWN, relative=True),
-    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", 0.05, _cancelled),
-    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", 0.05, _quick),
+    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", 0.05, _known(CANCELLED)),
+    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", 0.05, _known(QUICK)),
     Metric(
         "empty", "empty answers per request", "guardrail", "fewer", "requests", 0.25, lambda _: pl.col("blank"), immediate=True
     ),
@@ -151,12 +139,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("length", "characters of a judged completion", "guardrail", "same", "decided", 0.75, _length, relative=True, digits=2),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
-DENOMINATORS: dict[str, pl.Expr] = {
-    "requests": pl.lit(1),
-    "labelled": ANSWERED | ~SHOWN,
-    "judged": ANSWERED,
-    "decided": JUDGED,
-}
+DENOMINATORS: dict[str, pl.Expr] = {"requests": pl.lit(1), "labelled": ANSWERED | ~SHOWN, "judged": ANSWERED, "decided": JUDGED}
 SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value))
 """Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""
 
@@ -169,13 +152,5 @@ def values(plan: Plan) -> dict[str, pl.Expr]:
 
 def planned(metric: Metric, settings: Experiment) -> PlannedMetric:
     """Return a metric as a plan holds it."""
-    return PlannedMetric(
-        name=metric.name,
-        role=metric.role,
-        better=metric.better,
-        per=metric.per,
-        margin=settings.margins.get(metric.name, metric.margin),
-        relative=metric.relative,
-        weight=metric.weight,
-        immediate=metric.immediate,
-    )
+    fields = {name: getattr(metric, name) for name in PlannedMetric.model_fields}
+    return PlannedMetric(**fields | {"margin": settings.margins.get(metric.name, metric.margin)})

@@ -125,11 +125,7 @@ def read_labelled(
 
 
 def total(
-    labelled: pl.DataFrame,
-    experiment: ExperimentRecord,
-    plan: Plan,
-    until: float,
-    inputs: tuple[ObjectReference, ...] = (),
+    labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float, inputs: tuple[ObjectReference, ...] = ()
 ) -> ArmTotals:
     """Return the totals by arm and user.
 

@@ -10,7 +10,6 @@ import polars as pl
 from infra.records import Arm, Plan
 from infra.records.experiments import Design
 from infra.settings import Settings
-from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
@@ -55,8 +54,9 @@ class Traffic:
         return counted / max(float(self.sums[per].sum()), 1e-9)
 
 
-def read_traffic(store: ObjectStore, settings: Experiment, collect: Collect, plan: Plan, now: float, days: float) -> Traffic:
+def recent(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0) -> Traffic:
     """Read the requests of the last days that a test would count; users with less history than a test asks for are left out."""
+    settings, collect = resolved.experiment, resolved.collect
     begin, until = now - days * DAY, now - collect.settle_seconds
     listed = plan_window(store, Window(since=begin, until=until, oldest=begin, known={}), now, collect.join_seconds)
     rows = label_window(store, listed, tokens=False).requests
@@ -75,11 +75,6 @@ def read_traffic(store: ObjectStore, settings: Experiment, collect: Collect, pla
     for name in SUMS:
         tables[name][at] = sums[name].to_numpy()
     return Traffic(tables, named["named"].to_numpy(), days)
-
-
-def recent(store: ObjectStore, settings: Settings, plan: Plan, now: float, days: float = 7.0) -> Traffic:
-    """Return the traffic of the last days by the resolved settings."""
-    return read_traffic(store, settings.experiment, settings.collect, plan, now, days)
 
 
 def divide(traffic: Traffic, design: Design, draw: np.random.Generator) -> ArmTotals:

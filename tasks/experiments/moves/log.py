@@ -6,7 +6,7 @@ the registry shows was moved by hand in MLflow; it is recorded. The number of a 
 the other reads again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from infra.records import Change, ExperimentRecord, Move, Shown, State
@@ -68,9 +68,9 @@ def state_before(registry: Registry, last: Move | None, version: str) -> State:
     return states.recorded(registry.version(version))
 
 
-def manual_ids(store: ObjectStore) -> Iterator[str]:
-    """Yield the ids of the manual moves, oldest first."""
-    return (key.removeprefix("decisions/").removesuffix(".json") for key in store.keys(f"decisions/{MANUAL}"))
+def ids(store: ObjectStore, folder: str, prefix: str = "") -> list[str]:
+    """Return the ids of the records in `decisions` or `experiments` that begin with a prefix, in their order."""
+    return [key.removeprefix(f"{folder}/").removesuffix(".json") for key in store.keys(f"{folder}/{prefix}")]
 
 
 def _settled(store: ObjectStore, registry: Registry, now: float) -> tuple[list[Move], Move | None, Aliases]:

@@ -1,18 +1,21 @@
-"""Promote and roll back by hand."""
+"""Promote and roll back by hand, and pause a running test: until it is resumed only a breach ends it, and its clock goes on."""
 
 from contextlib import suppress
 from dataclasses import dataclass
 
-from infra.records import Decision, ExperimentRecord, MoveRequest, State, Verdict
+from infra.records import Decision, ExperimentRecord, MoveRequest, Stage, State, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
 from infra.registry.lineage import EVALUATION_TAG
 from infra.storage import moves as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import release
+from tasks.experiments.stages import shares as stages
 from tasks.experiments.stages import states
 from tasks.experiments.stages.states import ManualKind
 
+PAUSED_IN = ("ramp", "test")
+"""The stages that can be paused: in the shadow nobody is served, and a version that is watched is champion."""
 MOST_NAMED = 10
 """Versions that an error lists."""
 WARNINGS = {
@@ -77,10 +80,7 @@ class Plan:
 def plan(store: ObjectStore, registry: Registry, request: MoveRequest) -> Plan:
     """Return what a move would do; it changes nothing, but what has been moved in MLflow is recorded.
 
-    Args:
-        store: the object store.
-        registry: the model registry.
-        request: a promotion or a rollback; without a version, it means the challenger or the newest retired champion.
+    The request is a promotion or a rollback; without a version, it means the challenger or the newest retired champion.
 
     Raises:
         NothingToDo: no version is given, and there is none to choose.
@@ -184,3 +184,52 @@ def _carried(registry: Registry, decision: Decision, planned: Plan) -> Decision:
             "moved the champion meanwhile. `tabloop history` shows who; then run this again"
         )
     return decision
+
+
+def pause(store: ObjectStore, registry: Registry, request: MoveRequest) -> None:
+    """Pause the test of a version; do nothing where it is paused.
+
+    Raises:
+        NothingToDo: no test of it runs, or its stage cannot be paused.
+        MovedMeanwhile: the test has ended or entered another stage meanwhile.
+    """
+    running = _test_of(registry, request.version)
+    if running.stage.name == "paused":
+        return
+    if running.stage.name not in PAUSED_IN:
+        raise NothingToDo(
+            f"pause: the test of version {request.version} is in its stage {running.stage.name}, "
+            f"expected {' or '.join(PAUSED_IN)}: nobody is served by it yet"
+        )
+    _enter(store, registry, running, stages.pause(running, request.time, request.reason, request.by), request.time)
+
+
+def resume(store: ObjectStore, registry: Registry, request: MoveRequest) -> None:
+    """Let the test of a version go on that a person has paused; do nothing where it goes on.
+
+    Raises:
+        NothingToDo: no test of it runs, or the gate has paused it.
+        MovedMeanwhile: the test has ended or entered another stage meanwhile.
+    """
+    running = _test_of(registry, request.version)
+    if running.stage.name != "paused":
+        return
+    if not running.stage.by:
+        raise NothingToDo(
+            f"resume: the test of version {request.version} is over, without proof either way: `tabloop promote` or "
+            "`tabloop rollback`"
+        )
+    _enter(store, registry, running, stages.resume(running, request.time, request.reason, request.by), request.time)
+
+
+def _test_of(registry: Registry, version: str) -> ExperimentRecord:
+    running = registry.aliases().experiment
+    if running is None or running.challenger != version:
+        found = f"the test of version {running.challenger} does" if running else "none does"
+        raise NothingToDo(f"no test of version {version} runs, {found}; look at the status page and ask again")
+    return running
+
+
+def _enter(store: ObjectStore, registry: Registry, running: ExperimentRecord, stage: Stage, now: float) -> None:
+    if release.advance(store, registry, running, stage, now) is None:
+        raise MovedMeanwhile(f"the test {running.id} has ended or moved on meanwhile; look at the status page and ask again")

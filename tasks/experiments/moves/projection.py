@@ -28,21 +28,15 @@ FOUND = ("begin", "by_hand")
 
 
 def project(store: ObjectStore, registry: Registry, move: Move, seen: Aliases) -> None:
-    """Write the decision of the newest move, and make the registry show the move.
-
-    Args:
-        store: the object store.
-        registry: the model registry.
-        move: the newest move.
-        seen: the aliases and tags as they are.
-    """
+    """Write the decision of the newest move, and make the registry, whose aliases and tags were `seen`, show the move."""
     if move.decision:
         store.put_once(f"decisions/{move.decision.experiment.id}.json", move.decision)
     shown = move.shown
     if shown and shown.watch and shown.watch != seen.watch:  # before the alias, so that the control group never leaves its slot
         registry.set_watch(shown.watch)
-    if move.kind not in FOUND:
-        _show_champion(registry, move, seen)
+    before = _before(move, "champion", move.champion)
+    if move.kind not in FOUND and move.champion and (seen.champion or "") == before != move.champion:
+        registry.set_alias(CHAMPION, move.champion)
     if shown and shown.previous_champion != (seen.previous_champion or ""):
         registry.set_tag(PREVIOUS_TAG, shown.previous_champion)
     if shown and seen.watch and not shown.watch:
@@ -60,12 +54,6 @@ def challenger_of(seen: Aliases) -> str:
     return seen.challenger if seen.challenger and seen.challenger != seen.champion else ""
 
 
-def _show_champion(registry: Registry, move: Move, seen: Aliases) -> None:
-    before = _before(move, "champion", move.champion)
-    if move.champion and (seen.champion or "") == before != move.champion:
-        registry.set_alias(CHAMPION, move.champion)
-
-
 def _show_challenger(registry: Registry, move: Move, seen: Aliases) -> None:
     alias = seen.challenger or ""
     before = _before(move, "challenger", move.challenger)
@@ -78,11 +66,7 @@ def _show_challenger(registry: Registry, move: Move, seen: Aliases) -> None:
 
 
 def _before(move: Move, state: State, after: str) -> str:
-    """Return the version that had a state before a move; empty: none had it.
-
-    Args:
-        after: the version that has it after the move.
-    """
+    """Return the version that had a state before a move; empty: none had it; `after`: the version that has it after the move."""
     left = next((change.version for change in move.changes if change.before == state), "")
     arrived = any(change.after == state != change.before for change in move.changes)
     return left if left or arrived else after

@@ -6,13 +6,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from infra.records import Change, Decision, ExperimentRecord, Manifest, Move, Plan, Stage, State, Verdict
-from infra.registry.client import (
-    LOOK_TAG,
-    VERDICT_TAG,
-    Aliases,
-    ModelVersion,
-    Registry,
-)
+from infra.registry.client import LOOK_TAG, VERDICT_TAG, Aliases, ModelVersion, Registry
 from infra.registry.lineage import CYCLE_TAG, DATASET_TAG
 from infra.settings import Settings
 from infra.storage.cycles import decision_of, experiment_id
@@ -129,7 +123,7 @@ def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iter
     promoted = [v for v in known if v.tags.get(VERDICT_TAG, "").startswith("promote") and CYCLE_TAG in v.tags]
     tests = [experiment_id(v.tags[CYCLE_TAG], v.version) for v in promoted]
     dated = [(m.created, m.champion) for m in manifests]
-    for decision in (decision_of(store, name) for name in (*tests, *moves.manual_ids(store))):
+    for decision in (decision_of(store, name) for name in (*tests, *moves.ids(store, "decisions", moves.MANUAL))):
         if decision and decision.verdict.verdict == "promote":
             dated += [(decision.decided, decision.experiment.challenger), (decision.decided, decision.experiment.champion)]
     latest = sorted(dated, key=itemgetter(0), reverse=True)
@@ -148,16 +142,13 @@ def conclude(store: ObjectStore, registry: Registry, decision: Decision) -> Deci
     known = decision_of(store, test.id)
     if known and by_hand:
         return known
-    written = known or decision.model_copy(update={"dataset": dataset_of(registry, test.challenger)})
+    # Empty if no cycle made the version, or the registry does not know it.
+    dataset = next((v.tags.get(DATASET_TAG, "") for v in registry.versions() if v.version == test.challenger), "")
+    written = known or decision.model_copy(update={"dataset": dataset})
     moved = moves.write(store, registry, decision.decided, lambda last, seen: _carrying_out(registry, written, last, seen))
     if moved or by_hand:
         return written
     return store.put_once(f"decisions/{test.id}.json", written)
-
-
-def dataset_of(registry: Registry, version: str) -> str:
-    """Return the id of the data set of a version; "" if no cycle made it or the registry does not know it."""
-    return next((v.tags.get(DATASET_TAG, "") for v in registry.versions() if v.version == version), "")
 
 
 def _carrying_out(registry: Registry, decision: Decision, last: Move | None, seen: Aliases) -> Move | None:

@@ -10,10 +10,10 @@ from infra.registry.client import NotRegistered, Registry
 from infra.storage import move_requests
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
-from tasks.experiments.moves import manual, pausing
+from tasks.experiments.moves import manual
 from tasks.experiments.stages.states import IllegalMove
 
-MOVES = {"promote": manual.promote, "roll_back": manual.rollback, "pause": pausing.pause, "resume": pausing.resume}
+MOVES = {"promote": manual.promote, "roll_back": manual.rollback, "pause": manual.pause, "resume": manual.resume}
 DONE = {"pause": "the test of version {version} is paused", "resume": "the test of version {version} goes on"}
 """Answers to requests that make no version champion."""
 AGAIN = "look at the status page and ask again"

@@ -31,9 +31,7 @@ def follow(store: ObjectStore, registry: Registry, settings: Settings, now: floa
 
     A run that is killed in between leaves a record of a comparison that never ran, and the next run writes another one.
 
-    Args:
-        now: Unix time.
-        lead: seconds between the decision and the start, so that every replica of serving knows it by then.
+    `lead`: seconds between the decision and the start, so that every replica of serving knows it by then.
     """
     aliases, chosen = registry.aliases(), settings.experiment
     if not chosen.anchor_share:

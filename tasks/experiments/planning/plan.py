@@ -21,11 +21,7 @@ NEW: dict[str, Any] = {
 
 
 def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
-    """Return the plan of a test that opens now.
-
-    Args:
-        reason: what the planner chose and why.
-    """
+    """Return the plan of a test that opens now; `reason`: what the planner chose and why."""
     settings = unplanned(settings)
     chosen = {"planned": reason, "mode": settings.mode, "design": settings.design}
     times = {"settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}

@@ -101,9 +101,9 @@ class Proposal:
     """The choices and the gains that the test detects, as sentences."""
 
 
-def errors_of(traffic: Traffic, plan: Plan, design: Design, seed: int = 0) -> Errors:
+def errors_of(traffic: Traffic, plan: Plan, design: Design) -> Errors:
     """Return the errors of every metric of a plan by a design."""
-    draw, size = np.random.default_rng(seed), len(plan.metrics)
+    draw, size = np.random.default_rng(0), len(plan.metrics)
     within, shift = _errors(traffic, plan, "crossover", draw)
     if design == "crossover":
         return Errors(within, np.zeros((size, size)), shift, traffic.days)
@@ -134,16 +134,19 @@ def _signs(metrics: Sequence[PlannedMetric]) -> np.ndarray:
     return np.array([1.0 if metric.better == "more" else -1.0 for metric in metrics])
 
 
-def margins_of(traffic: Traffic, plan: Plan, covariance: np.ndarray, *, widened: bool = True) -> np.ndarray:
-    """Return the margin of every metric in its unit, [M]: the plan's; if `widened`, at least the margin that a test of this size
-    can show."""
+def planned_margins(traffic: Traffic, plan: Plan) -> np.ndarray:
+    """Return the plan's margin of every metric in its unit, [M]."""
     bases = [traffic.mean(metric.name, metric.per) if metric.relative else 1.0 for metric in plan.metrics]
-    planned = np.array([metric.margin for metric in plan.metrics]) * bases
+    return np.array([metric.margin for metric in plan.metrics]) * bases
+
+
+def widened_margins(traffic: Traffic, plan: Plan, covariance: np.ndarray) -> np.ndarray:
+    """Return the plan's margins, at least as wide as a test with these errors can show, [M]."""
     errors = FAST_ERRORS if plan.mode == "non_inferiority" else MARGIN_ERRORS
-    return np.maximum(planned, errors * np.sqrt(np.diag(covariance))) if widened else planned
+    return np.maximum(planned_margins(traffic, plan), errors * np.sqrt(np.diag(covariance)))
 
 
-def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: float, margins: np.ndarray, users: int) -> float:
+def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: float, margins: np.ndarray) -> float:
     """Return the chance that a test of so many days promotes a version whose completions are accepted more often by a share.
 
     By chance alone a lasting gain looks as if it fades in a part of the tests, which then do not promote it.
@@ -152,7 +155,7 @@ def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: floa
     scale, effect = np.sqrt(np.diag(covariance)), _effects(traffic, plan, gain)
     factor = np.linalg.cholesky(covariance + np.diag(1e-9 * scale**2 + 1e-18))
     drawn = np.random.default_rng(0).standard_normal((DRAWS, len(scale))) @ factor.T + effect - errors.shift * scale
-    normal, freedom = NormalDist(), max(users - 2, 1)
+    normal, freedom = NormalDist(), max(traffic.users - 2, 1)
     success = np.array([metric.role == "success" for metric in plan.metrics])
     same = np.array([metric.better == "same" for metric in plan.metrics])
     worst = np.where(same, -np.abs(drawn), drawn) - widen(normal.inv_cdf(1 - look.alpha / 2), freedom) * scale
@@ -173,15 +176,14 @@ def _effects(traffic: Traffic, plan: Plan, gain: float) -> np.ndarray:
     return np.array([of_metric.get(metric.name, 0.0) for metric in plan.metrics])
 
 
-def smallest(traffic: Traffic, plan: Plan, errors: Errors, days: float, users: int, *, widened: bool = True) -> float:
+def smallest(traffic: Traffic, plan: Plan, errors: Errors, days: float, margins: np.ndarray) -> float:
     """Return the smallest gain that is promoted with CHANCE in a test of so many days, as a share; infinity above 2."""
-    margins = margins_of(traffic, plan, errors.covariance(days), widened=widened)
     low, high = 0.0, 2.0
-    if chance(traffic, plan, errors, days, high, margins, users) < CHANCE:
+    if chance(traffic, plan, errors, days, high, margins) < CHANCE:
         return math.inf
     for _ in range(12):
         middle = (low + high) / 2
-        found = chance(traffic, plan, errors, days, middle, margins, users) >= CHANCE
+        found = chance(traffic, plan, errors, days, middle, margins) >= CHANCE
         low, high = (low, middle) if found else (middle, high)
     return high
 
@@ -206,17 +208,17 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
     users = traffic.users
     if obstacle := obstacle_of(users, plan, design):
         return Prospect(design, users, obstacle, {}, {}, {})
-    errors, gain = errors_of(traffic, plan, design), plan.model_copy(update={"mode": "superiority"})
-    fast = plan.model_copy(update={"mode": "non_inferiority"})
+    errors = errors_of(traffic, plan, design)
+    gain, fast = (plan.model_copy(update={"mode": mode}) for mode in ("superiority", "non_inferiority"))
     found: dict[str, float] = {}
     chances: dict[str, dict[float, float]] = {}
     harmless: dict[str, float] = {}
     for name, days in DURATIONS.items():
         covariance = errors.covariance(days)
-        margins = margins_of(traffic, gain, covariance)
-        found[name] = smallest(traffic, gain, errors, days, users)
-        chances[name] = {share: chance(traffic, gain, errors, days, share, margins, users) for share in GAINS}
-        harmless[name] = chance(traffic, fast, errors, days, 0, margins_of(traffic, fast, covariance), users)
+        margins = widened_margins(traffic, gain, covariance)
+        found[name] = smallest(traffic, gain, errors, days, margins)
+        chances[name] = {share: chance(traffic, gain, errors, days, share, margins) for share in GAINS}
+        harmless[name] = chance(traffic, fast, errors, days, 0, widened_margins(traffic, fast, covariance))
     return Prospect(design, users, "", found, chances, harmless)
 
 
@@ -235,8 +237,11 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
     # Without inferiority the margins decide: time is better than wider ones, where there is enough of it.
     fast, durations = plan.mode == "non_inferiority", _durations(settings)
     for days in durations:
-        widened = not fast or days == durations[-1]
-        gains = {design: smallest(traffic, plan, each, days, traffic.users, widened=widened) for design, each in errors.items()}
+        gains = {}
+        for design, each in errors.items():
+            widest = not fast or days == durations[-1]
+            margins = widened_margins(traffic, plan, each.covariance(days)) if widest else planned_margins(traffic, plan)
+            gains[design] = smallest(traffic, plan, each, days, margins)
         best = min(gains, key=lambda design: gains[design])
         if "by_user" in gains and gains["by_user"] <= SIMPLER * gains[best]:
             best = "by_user"  # the simpler design, if it detects nearly as much
@@ -257,25 +262,24 @@ def _durations(settings: Experiment) -> list[float]:
 def _chosen(
     traffic: Traffic, settings: Experiment, plan: Plan, design: Design, days: float, errors: Errors, gain: float
 ) -> Proposal:
-    margins = margins_of(traffic, plan, errors.covariance(days))
+    margins = widened_margins(traffic, plan, errors.covariance(days))
     relative = {
         metric.name: float(margin) / (max(traffic.mean(metric.name, metric.per), 1e-9) if metric.relative else 1.0)
         for metric, margin in zip(plan.metrics, margins, strict=True)
     }
     wider = {metric.name: relative[metric.name] for metric in plan.metrics if relative[metric.name] > metric.margin * (1 + 1e-9)}
     expected = traffic.per_day * days / 2
+    fewest = min(settings.min_requests, max(int(expected / 4), 1))
     chosen = settings.model_copy(
         update={
             "design": design,
             "max_seconds": settings.max_seconds or days * DAY,
             "planned_requests": settings.planned_requests or max(round(SLACK * expected), 1),
-            "min_requests": settings.min_requests
-            if settings.planned_requests
-            else min(settings.min_requests, max(int(expected / 4), 1)),
-            "margins": {**settings.margins, **{name: _round_up(margin) for name, margin in wider.items()}},
+            "min_requests": settings.min_requests if settings.planned_requests else fewest,
+            "margins": {**settings.margins, **{name: math.ceil(margin * 1e4) / 1e4 for name, margin in wider.items()}},
         }
     )
-    harmless = chance(traffic, plan, errors, days, 0.0, margins, traffic.users)
+    harmless = chance(traffic, plan, errors, days, 0.0, margins)
     finds = f"{design}, {days:g} days: " + (
         f"ships an equal version in {harmless:.0%}"
         if plan.mode == "non_inferiority"
@@ -285,10 +289,6 @@ def _chosen(
     )
     widened = ", ".join(f"{name} {value:.2g}" for name, value in wider.items())
     return Proposal(chosen, finds + (f"; margins widened to what this test can show: {widened}" if widened else ""))
-
-
-def _round_up(margin: float) -> float:
-    return math.ceil(margin * 1e4) / 1e4
 
 
 def plan_test(store: ObjectStore, settings: Settings, now: float) -> Plan:

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, StageName
@@ -12,16 +11,14 @@ from infra.storage import looks as looks_log
 from infra.storage import moves as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.reports.history import anchor_line, anchors, line, look_line, when
+from tasks.versions.review import object_of
 
 Section = tuple[str, list[str]]
 """A title and its lines."""
 
 
-class UnknownVersion(KeyError):
+class UnknownVersion(LookupError):
     """Nothing in the store names the version."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # KeyError puts its text in quotes
 
 
 def explain(store: ObjectStore, version: str) -> Iterator[Section]:
@@ -73,8 +70,9 @@ def _cycle(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
     )
     yield "data", _data(store, manifest)
     yield "reward", _reward(store, manifest)
-    yield "training", _training(_object(store, manifest.cycle, "training.json"))
-    yield "evaluation", _evaluation(_object(store, manifest.cycle, "evaluation.json"))
+    yield "training", _training(object_of(store, manifest.cycle, "training.json"))
+    result = object_of(store, manifest.cycle, "evaluation.json")
+    yield "evaluation", [f"{'passed' if result['passed'] else 'refused'}: {result['reason']}"] if result else ["no record"]
 
 
 def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
@@ -87,7 +85,7 @@ def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
 
 
 def _reward(store: ObjectStore, manifest: Manifest) -> list[str]:
-    chosen = _object(store, manifest.cycle, "settings.json").get("reward", {})
+    chosen = object_of(store, manifest.cycle, "settings.json").get("reward", {})
     samples, reward = sum(r.samples for r in manifest.returns), sum(r.reward for r in manifest.returns)
     mean = [f"mean reward {reward / samples:+.4f} over {samples} samples"] if samples else []
     return [", ".join(f"{name} {value}" for name, value in chosen.items()), *mean]
@@ -98,10 +96,6 @@ def _training(metrics: dict[str, Any]) -> list[str]:
         return ["no record"]
     figures = ", ".join(f"{name} {metrics[name]}" for name in ("samples", "tokens", "mean_reward", "entropy") if name in metrics)
     return [f"{len(metrics.get('steps', ()))} steps: {figures}", *metrics.get("notes", ())]
-
-
-def _evaluation(result: dict[str, Any]) -> list[str]:
-    return [f"{'passed' if result['passed'] else 'refused'}: {result['reason']}"] if result else ["no record"]
 
 
 def _experiment(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
@@ -146,14 +140,10 @@ def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:
     last = 0
     while last < newest:
         stage = looks_log.read(store, experiment, last + 1).stage
-        ended = partial(_is_of_another, store, experiment, stage)
-        last += bisect_left(range(last + 1, newest + 1), True, key=ended)
+        later = range(last + 1, newest + 1)
+        last += bisect_left(later, True, key=lambda number, stage=stage: looks_log.read(store, experiment, number).stage != stage)
         found[stage] = looks_log.read(store, experiment, last)
     return found
-
-
-def _is_of_another(store: ObjectStore, experiment: str, stage: StageName, number: int) -> bool:
-    return looks_log.read(store, experiment, number).stage != stage
 
 
 def _decision(decision: Decision) -> list[str]:
@@ -161,11 +151,3 @@ def _decision(decision: Decision) -> list[str]:
     counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
     said = f"{verdict.verdict}, by {decision.by}, {when(decision.decided)}: {verdict.reason}"
     return [said, *([counts] if counts else [])]
-
-
-def _object(store: ObjectStore, cycle: str, name: str) -> dict[str, Any]:
-    """Return an object of a cycle; empty where it was not written."""
-    try:
-        return store.get_json(cycles.key(cycle, name))
-    except KeyError:
-        return {}

@@ -16,6 +16,7 @@ from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import values
 from tasks.experiments.counting.totals import ARMS, by_test, read_labelled, weights
+from tasks.experiments.moves.log import ids
 from tasks.experiments.planning.plan import plan_of
 
 EXPOSURES, FACTS = "exposures.parquet", "facts.parquet"
@@ -103,7 +104,7 @@ def _experiment(store: ObjectStore, identifier: str) -> tuple[ExperimentRecord, 
     try:
         record = ExperimentRecord.model_validate(store.get_json(f"experiments/{identifier}.json"))
     except KeyError:
-        known = [key.removeprefix("experiments/").removesuffix(".json") for key in store.keys("experiments/")]
+        known = ids(store, "experiments")
         raise NotExported(
             f"{store.uri(f'experiments/{identifier}.json')} does not exist; expected the id of an experiment"
             + (f", the latest are {', '.join(known[-5:])}" if known else ", and none has opened yet")

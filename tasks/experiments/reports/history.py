@@ -8,6 +8,7 @@ from infra.records import Change, ExperimentRecord, Look, Move
 from infra.storage import looks as looks_log
 from infra.storage import moves as log
 from infra.storage.store import ObjectStore
+from tasks.experiments.moves.log import ids
 from tasks.experiments.moves.succession import PREFIX
 
 KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
@@ -16,16 +17,12 @@ KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
 def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> Iterator[str]:
     """Yield a line for each of the last moves and looks, oldest first.
 
-    Args:
-        store: the object store.
-        count: most lines.
-        experiment: id of the only experiment to list; empty: all.
-        looks: whether to list looks too. Anchors are listed in any case.
+    At most `count` lines, of one experiment or of all (empty), and without looks or with them. Anchors are listed in any case.
     """
     moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
     dated = [(move.time, 0, move.number, line(move)) for move in islice(moves, count)]
     since = dated[-1][0] if len(dated) == count else 0.0
-    names = [experiment] if experiment else _experiments(store)
+    names = [experiment] if experiment else ids(store, "experiments")
     for name in names if looks else ():
         dated += [(look.time, 1, look.number, look_line(look)) for look in _last(store, name, count, since)]
     dated += [
@@ -66,11 +63,6 @@ def look_line(look: Look) -> str:
 def when(seconds: float) -> str:
     """Return a time in words."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _experiments(store: ObjectStore) -> list[str]:
-    """Return the ids of all experiments that opened."""
-    return [key.removeprefix("experiments/").removesuffix(".json") for key in store.keys("experiments/")]
 
 
 def _last(store: ObjectStore, experiment: str, count: int, since: float) -> Iterator[Look]:

@@ -8,24 +8,22 @@ from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.controller import probation
 from tasks.experiments.counting.totals import of_evidence
+from tasks.experiments.moves.log import ids
 from tasks.experiments.planning.plan import plan_of
 from tasks.experiments.stages import ramp, shadow
 from tasks.experiments.verdict import anchor
 from tasks.experiments.verdict.decide import decide
 
 
-class NoDecision(KeyError):
+class NoDecision(LookupError):
     """The store has no decision of this id."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # KeyError puts its text in quotes
 
 
 def read(store: ObjectStore, identifier: str) -> Decision:
     """Return a decision. Raises NoDecision."""
     if decision := decision_of(store, identifier):
         return decision
-    known = [key.removeprefix("decisions/").removesuffix(".json") for key in store.keys("decisions/")]
+    known = ids(store, "decisions")
     raise NoDecision(
         f"{store.uri(f'decisions/{identifier}.json')} does not exist; expected the id of an experiment that has ended"
         + (f", the latest are {', '.join(known[-5:])}" if known else ", and none has ended yet")

@@ -13,14 +13,7 @@ MOST_LOOKS = 1000.0
 
 
 def record(store: ObjectStore, experiment: ExperimentRecord, verdict: Verdict, now: float) -> Look | None:
-    """Append a look to the experiment's log where it is due; return it, or None.
-
-    Args:
-        store: the object store.
-        experiment: the experiment, with its plan and its stages.
-        verdict: what the gate says now.
-        now: Unix time.
-    """
+    """Append a look, with what the gate says now, to the experiment's log where it is due; return it, or None."""
     last = log.newest(store, experiment.id)
     number, stage = last.number + 1 if last else 1, experiment.stage_at(now)
     look = Look(experiment=experiment.id, number=number, time=now, stage=stage.name, share=stage.share, verdict=verdict)

@@ -7,6 +7,7 @@ from infra.storage.events import tables
 from infra.storage.events.read import event_keys, fetch
 from infra.storage.store import ObjectStore
 from tasks.experiments.stages import shares as stages
+from tasks.experiments.verdict.checks import check_result
 
 KIND = "shadow"
 
@@ -45,10 +46,7 @@ def seconds_left(experiment: ExperimentRecord, plan: Plan, now: float) -> float:
 def judge(plan: Plan, copies: Copies, seconds_left: float) -> Verdict:
     """Return the verdict on a shadow stage: "undecided" for one that goes on, "promote" for one that passed.
 
-    Args:
-        plan: the test's plan.
-        copies: the copies so far.
-        seconds_left: seconds until the stage ends without enough copies.
+    `seconds_left`: until the stage ends without enough copies.
     """
     checks = _checks(plan, copies)
     verdict = Verdict(
@@ -70,23 +68,19 @@ def _checks(plan: Plan, copies: Copies) -> tuple[CheckResult, ...]:
     failures = copies.failed / max(copies.number, 1)
     slow = max(copies.first, copies.total)
     return (
-        _check("shadow_failures", failures > plan.shadow_failures, f"{copies.failed} of {copies.number} copies failed"),
-        _check(
+        check_result("shadow_failures", failures > plan.shadow_failures, f"{copies.failed} of {copies.number} copies failed"),
+        check_result(
             "shadow_times",
             bool(plan.shadow_slowdown) and slow > plan.shadow_slowdown,
             f"median times {copies.first:.2f} (first token) and {copies.total:.2f} (all) of the champion's",
         ),
-        _check(
+        check_result(
             "shadow_texts",
             copies.similarity < plan.shadow_similarity,
             f"texts {copies.similarity:.0%} alike, {copies.same_line:.0%} with the same first line, "
             f"{copies.empty[1]:.0%} empty, of the champion {copies.empty[0]:.0%}",
         ),
     )
-
-
-def _check(name: str, broken: bool, reason: str) -> CheckResult:
-    return CheckResult(name=name, state="broken" if broken else "passed", reason=reason)
 
 
 def _ratio(rows: pl.DataFrame, above: str, below: str) -> float:

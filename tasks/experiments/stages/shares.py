@@ -25,11 +25,7 @@ def following(experiment: ExperimentRecord, plan: Plan, now: float, lead: float,
 
 
 def pause(experiment: ExperimentRecord, now: float, reason: str, by: str = "") -> Stage:
-    """Return the stage in which a person decides; nobody changes arms.
-
-    Args:
-        by: who asks for it; empty: the gate.
-    """
+    """Return the stage in which a person decides; nobody changes arms; `by`: who asks for it; empty: the gate."""
     last = experiment.stage
     return Stage(name="paused", share=last.share, started=max(now, last.started), reason=reason, by=by)
 

@@ -24,16 +24,10 @@ class Breach:
 
     metric: str
     """Name of the metric (tasks/experiments/counting/metrics.py)."""
-    champion: float
-    """Its mean on the champion's arm."""
-    challenger: float
-    """Its mean on the challenger's arm."""
     beyond: float
     """Bound on how much worse the challenger is at least; above the margin."""
     margin: float
     """Tolerated loss, in the metric's unit."""
-    level: float
-    """Level of the bound, 0 to 1."""
     reason: str
     """All of it as a sentence."""
 
@@ -50,7 +44,7 @@ def breach(plan: Plan, totals: ArmTotals) -> Breach | None:
         alpha = plan.breach_alpha / len(watched)
         least = max(_by_requests(sums, metric, alpha), _by_users(sums, totals, metric, plan, alpha))
         if least > metric.margin:
-            return _found(sums, metric, least, 1 - alpha)
+            return _found(sums, metric, least)
     return None
 
 
@@ -99,10 +93,10 @@ def _counts(sums: Mapping[Arm, Sums], metric: PlannedMetric, arm: Arm) -> tuple[
     return float(sums[arm][metric.name].sum()), float(sums[arm]["requests"].sum())
 
 
-def _found(sums: Mapping[Arm, Sums], metric: PlannedMetric, least: float, level: float) -> Breach:
+def _found(sums: Mapping[Arm, Sums], metric: PlannedMetric, least: float) -> Breach:
     champion, challenger = (count / max(requests, 1.0) for count, requests in (_counts(sums, metric, arm) for arm in ARMS))
     reason = (
         f"{BY_NAME[metric.name].title}: {challenger:.1%} against the champion's {champion:.1%}, surely {least:.1%} more, "
         f"above the margin of {metric.margin:.1%}"
     )
-    return Breach(metric.name, champion, challenger, least, metric.margin, level, reason)
+    return Breach(metric.name, least, metric.margin, reason)

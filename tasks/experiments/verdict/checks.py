@@ -47,7 +47,7 @@ def both_arms(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Users served by both arms; up to the bound they are left out."""
     both, served = int(totals.both.sum()), max(sum(units(totals, plan).values()) + int(totals.both.sum()), 1)
     broken = both > max(1, plan.max_both_arms * served)
-    return _result("both_arms", broken, f"{both} of {served} users were served by both arms")
+    return check_result("both_arms", broken, f"{both} of {served} users were served by both arms")
 
 
 def split(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
@@ -55,7 +55,7 @@ def split(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
     users = units(totals, plan)
     p = sample_ratio_p(users["challenger"], users["champion"], share)
     numbers = f"{users['challenger']} to {users['champion']} users at a share of {share:.0%}"
-    return _result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
+    return check_result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
 
 
 def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
@@ -73,21 +73,21 @@ def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
     gap = here["challenger"] - here["champion"]
     broken = min(known.values()) > 0 and abs(gap) > math.sqrt(variance) * boundary(users, plan.srm_alpha, users)
     numbers = " and ".join(f"{present[arm]} of {known[arm]} users of the {arm}'s arm" for arm in reversed(ARMS))
-    return _result("dropping_out", broken, f"{numbers} took part")
+    return check_result("dropping_out", broken, f"{numbers} took part")
 
 
 def requests_per_user(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Requests per user (in a crossover, per turn): each arm must have equally many."""
     gap, far = _beyond(compare_requests(totals, plan), plan, plan.max_request_gap)
     of = "requests in a turn" if plan.design == "crossover" else "requests"
-    return _result("requests_per_user", far, f"a user's {of} differ by {gap:+.1%} between the arms")
+    return check_result("requests_per_user", far, f"a user's {of} differ by {gap:+.1%} between the arms")
 
 
 def torn_turns(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Blocks of time in which a user was served by both arms, although a block belongs to one arm."""
     torn, turns = float(totals.during["champion"][TORN].sum()), sum(_turns(totals).values())
     broken = torn > max(1.0, plan.max_both_arms * turns)
-    return _result("both_arms", broken, f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms")
+    return check_result("both_arms", broken, f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms")
 
 
 def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
@@ -95,7 +95,7 @@ def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
     turns = _turns(totals)
     p = sample_ratio_p(turns["challenger"], turns["champion"], share)
     numbers = f"{turns['challenger']:.0f} to {turns['champion']:.0f} blocks of time at a share of {share:.0%}"
-    return _result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
+    return check_result("split", p < plan.srm_alpha, f"{numbers} (sample-ratio mismatch, p = {p:.2g})")
 
 
 def time_of_day(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
@@ -105,7 +105,7 @@ def time_of_day(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
     least = min(p, key=lambda name: p[name])
     broken = p[least] < plan.srm_alpha / len(QUARTERS)
     hour = least.removeprefix("turns_")
-    return _result("time_of_day", broken, f"the split is farthest from its share from {hour}:00 UTC on (p = {p[least]:.2g})")
+    return check_result("time_of_day", broken, f"the split is farthest from its share from {hour}:00 UTC on (p = {p[least]:.2g})")
 
 
 def _turns(totals: ArmTotals) -> dict[Arm, float]:
@@ -131,7 +131,7 @@ def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
     """The first half of a crossover's blocks against the second: the previous version must not influence the next one."""
     change = compare_change(totals.in_block, totals, "accepted", "shown", plan)
     gap, far = _beyond(change, plan, 0.0)
-    return _result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
+    return check_result("carry_over", far, f"the difference of acceptance changes by {gap:+.4f} within a block")
 
 
 def _label_gap(sums: Mapping[Arm, Sums], totals: ArmTotals, plan: Plan) -> tuple[float, bool]:
@@ -152,5 +152,6 @@ def _beyond(rows: Regression, plan: Plan, tolerated: float) -> tuple[float, bool
     return found.estimate, abs(found.estimate) - half > tolerated
 
 
-def _result(name: str, broken: bool, reason: str) -> CheckResult:
+def check_result(name: str, broken: bool, reason: str) -> CheckResult:
+    """Return the result of a check that is either passed or broken."""
     return CheckResult(name=name, state="broken" if broken else "passed", reason=reason)

@@ -95,13 +95,7 @@ class Memory:
 
 
 def estimate(
-    model: Architecture,
-    layout: Layout,
-    size: MicroBatchSize,
-    *,
-    bf16: bool = True,
-    frozen_layers: int = 0,
-    means: Means = PLAIN,
+    model: Architecture, layout: Layout, size: MicroBatchSize, *, bf16: bool = True, frozen_layers: int = 0, means: Means = PLAIN
 ) -> Memory:
     """Return the memory of the process with the largest need.
 
@@ -147,9 +141,8 @@ def _stage(
     still = max(0, min(layers, frozen - stage * layers)) * layer + (embedding * int(first or model.tied) if frozen else 0)
     trained = parameters - min(still, parameters)
     own = trained // layout.data if means.distributed else trained
-    whole = _layer_bytes(
-        model, layout, width, Means(sequence=means.sequence)
-    )  # of the layer that the backward pass computes again
+    # Of the layer that the backward pass computes again.
+    whole = _layer_bytes(model, layout, width, Means(sequence=means.sequence))
     again = {"none": 0, "selective": whole.mlp, "full": whole.whole}[means.recompute] * size.tokens
     return Memory(
         weights=width * parameters,

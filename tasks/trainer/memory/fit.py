@@ -84,11 +84,7 @@ def in_settings(proposal: Proposal) -> str:
 
 
 def bytes_of(text: str) -> int:
-    """Return the bytes of a size such as 80GB or 80GiB.
-
-    Raises:
-        ValueError: not a size such as "80GB".
-    """
+    """Return the bytes of a size such as 80GB or 80GiB. Raises ValueError: not a size such as "80GB"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text, re.IGNORECASE)
     if not found:
         raise ValueError(f"--gpu {text!r}: expected a size such as 80GB or 80GiB")
@@ -127,14 +123,7 @@ def table(proposals: Sequence[Proposal], title: str) -> Table:
         shown.add_column(name, justify="right", no_wrap=True)
     for proposal in proposals:
         layout, size = proposal.layout, proposal.size
-        values = (
-            layout.tensor,
-            layout.pipeline,
-            layout.data,
-            size.tokens,
-            size.positions,
-            in_short(proposal.means),
-        )
+        values = (layout.tensor, layout.pipeline, layout.data, size.tokens, size.positions, in_short(proposal.means))
         shown.add_row(*map(str, values), *(f"{getattr(proposal.memory, part) / GB:.1f}" for part in (*PARTS, "total")))
     return shown
 

@@ -123,11 +123,7 @@ def transformer_config(
 
 
 def _recomputed(recompute: Recompute, layers: int) -> dict[str, Any]:
-    """Return Megatron's arguments of a recomputation.
-
-    Args:
-        layers: layers of a pipeline stage.
-    """
+    """Return Megatron's arguments of a recomputation; `layers`: layers of a pipeline stage."""
     if recompute == "none":
         return {}
     if recompute == "selective":
@@ -138,11 +134,7 @@ def _recomputed(recompute: Recompute, layers: int) -> dict[str, Any]:
 
 
 def gpt_model(model: Architecture, transformer: TransformerConfig) -> GPTModel:
-    """Return this rank's part of the model, with random weights.
-
-    Raises:
-        NotImplementedError: Transformer Engine is installed.
-    """
+    """Return this rank's part of the model, with random weights. Raises NotImplementedError: Transformer Engine is installed."""
     return GPTModel(
         config=transformer,
         transformer_layer_spec=TransformerBlockSubmodules(

@@ -221,9 +221,8 @@ class TrainedModel:
         config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
         for file in sorted(extras.iterdir()) if extras else []:
-            copied = file.suffix == ".json" and not file.name.endswith(
-                ".index.json"
-            )  # an index names files of the base's weights
+            # An index names files of the base's weights.
+            copied = file.suffix == ".json" and not file.name.endswith(".index.json")
             if file.is_file() and copied and not (partial / file.name).exists():
                 shutil.copyfile(file, partial / file.name)  # not its permissions
         shutil.rmtree(directory, ignore_errors=True)

@@ -20,9 +20,8 @@ class LogitScale:
     def step(self, tokens: float) -> None:
         """Step along the gradient that all ranks accumulated since the last step, of the loss summed over `tokens`."""
         gradient = torch.zeros_like(self.log) if self.log.grad is None else self.log.grad
-        dist.all_reduce(
-            gradient
-        )  # data-parallel ranks hold the parts of their samples, tensor-parallel ranks those of their logits
+        # Data-parallel ranks hold the parts of their samples, tensor-parallel ranks those of their logits.
+        dist.all_reduce(gradient)
         with torch.no_grad():
             self.log -= self._rate * gradient / tokens
         self.drop_gradient()

@@ -131,16 +131,14 @@ def update(
         norm = model.apply(rate)
         scale.step(sums.tokens + sums.settled_tokens)
         sizes = list(_sizes(rows, context, settled))
-        readings = reports.StepReadings(
-            gradient_norm=norm,
-            logit_scale=scale.factor,
-            learning_rate=rate,
-            seconds=time.perf_counter() - start,
-            cpu_seconds=time.process_time() - cpu_start,
-            tokens=sum(length for length, _ in sizes),
-            operations=flops.of_step(model.hf_config, sizes, job.frozen_layers),
-            peak=peak,
-        )
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        operations = flops.of_step(model.hf_config, sizes, job.frozen_layers)
+        readings = {
+            **{"gradient_norm": norm, "logit_scale": scale.factor, "learning_rate": rate},
+            **{"seconds": seconds, "cpu_seconds": cpu_seconds},
+            "tokens_per_second": sum(length for length, _ in sizes) / seconds,
+            "efficiency": operations / seconds / peak if peak else 0.0,
+        }
         metrics = reports.metrics(totals, rows, readings)
         log.info("step %d: %s", number, metrics.model_dump_json())
         result.steps.append(metrics)

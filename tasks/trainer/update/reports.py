@@ -4,9 +4,8 @@ Legend: K sampled tokens of a micro-batch, N those of the step. A token's anchor
 the proximal policy or, where each step takes its own proximal policy, the behaviour policy.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -89,35 +88,13 @@ def total(reports: Sequence[Report], replicas: dist.ProcessGroup, stages: dist.P
     return Totals(Sums(*sums.tolist()), shared[0])
 
 
-@dataclass(frozen=True)
-class StepReadings:
-    """Values of a step that its reports do not contain."""
-
-    gradient_norm: float
-    """Norm before clipping."""
-    logit_scale: float
-    """Factor of the logits after the step."""
-    learning_rate: float
-    """Learning rate of the step."""
-    seconds: float
-    """Wall-clock time."""
-    cpu_seconds: float
-    """Processor time of this process."""
-    tokens: int
-    """Tokens of all rows, prompts included."""
-    operations: float
-    """Operations of the step, over all ranks."""
-    peak: float
-    """Operations per second of all ranks' processors; 0: unknown."""
-
-
-def metrics(totals: Totals, samples: Sequence[Sample], readings: StepReadings) -> StepMetrics:
-    """Return a step's metrics from its totals, its samples and its readings."""
+def metrics(totals: Totals, samples: Sequence[Sample], readings: Mapping[str, Any]) -> StepMetrics:
+    """Return a step's metrics from its totals, its samples, and the fields that these do not contain, by name."""
     sums, log_ratio = totals
     if not log_ratio.numel():  # a step of settled text alone
         log_ratio = torch.zeros(1)
     p01, median, p99 = log_ratio.quantile(torch.tensor([0.01, 0.5, 0.99])).exp().tolist()
-    seconds, sampled = readings.seconds, max(sums.tokens, 1)
+    sampled = max(sums.tokens, 1)
     scored = [sample for sample in samples if sample.token_ids]
     advantages = torch.tensor([sample.advantage for sample in scored] or [0.0], dtype=torch.float64)
     return StepMetrics(
@@ -138,13 +115,7 @@ def metrics(totals: Totals, samples: Sequence[Sample], readings: StepReadings) -
         settled_loss=sums.settled / max(sums.settled_tokens, 1),
         settled_inside=sums.settled_inside / max(sums.settled_tokens, 1),
         context_loss=sums.context / max(sums.prompted, 1),
-        gradient_norm=readings.gradient_norm,
-        logit_scale=readings.logit_scale,
-        learning_rate=readings.learning_rate,
         tokens=int(sums.tokens),
         settled_tokens=int(sums.settled_tokens),
-        seconds=seconds,
-        cpu_seconds=readings.cpu_seconds,
-        tokens_per_second=readings.tokens / seconds,
-        efficiency=readings.operations / seconds / readings.peak if readings.peak else 0.0,
+        **readings,
     )

@@ -15,12 +15,7 @@ import pyarrow.parquet as pq
 
 from infra.records import Sample
 
-LISTS = {
-    "prompt_token_ids": pa.int64(),
-    "token_ids": pa.int64(),
-    "settled_token_ids": pa.int64(),
-    "logprobs": pa.float64(),
-}
+LISTS = {"prompt_token_ids": pa.int64(), "token_ids": pa.int64(), "settled_token_ids": pa.int64(), "logprobs": pa.float64()}
 """Fields of a sample that hold a value for each token, with the type of the values."""
 ROWS = 4096
 """Samples that are decoded at once."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.evaluation import metrics
-from tasks.evaluation.judge.reference import similarity
+from tasks.evaluation.judge.builtin import similarity
 from tasks.evaluation.scores import PositionScore, mean, summarise
 
 texts = st.text(alphabet="ab( ", max_size=7)

@@ -5,7 +5,7 @@ import pytest
 from infra.assignment import assigned_arm
 from infra.records import Stage
 from infra.storage import moves as log
-from tasks.experiments.moves import manual, pausing, release
+from tasks.experiments.moves import manual, release
 from tasks.experiments.stages import shares as stages
 from tasks.experiments.stages import states
 from tests.tasks.experiments.test_stages import BETTER, EQUAL, USERS, at_ramp, at_test, opened
@@ -18,7 +18,7 @@ def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it
     start = at_ramp(life) if in_ramp else at_test(life)
     before = life.client
     life.ask(start, 20, 10, BETTER)
-    pausing.pause(life.store, life.registry.client, asked("pause", "2", "ada", "let me see", start + 30))
+    manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", "let me see", start + 30))
     paused = life.client.stage
     assert (paused.name, paused.share, paused.by) == ("paused", before.stage.share, "ada")
     last = log.newest(life.store)
@@ -26,9 +26,9 @@ def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it
     life.ask(start + 30, 20, 20, BETTER)
     found = life.look(NOW + 1201)  # its time is over
     assert found.stage is None and found.decision is None and "paused by ada, a person decides" in found.verdict.reason
-    pausing.pause(life.store, life.registry.client, asked("pause", "2", "ada", "again", start + 61))
+    manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", "again", start + 61))
     assert life.client.stage == paused, "once"
-    pausing.resume(life.store, life.registry.client, asked("resume", "2", "bob", "go on", start + 62))
+    manual.resume(life.store, life.registry.client, asked("resume", "2", "bob", "go on", start + 62))
     resumed = life.client
     assert (resumed.stage.name, resumed.stage.share) == (before.stage.name, before.stage.share)
     assert resumed.counts_from == start, "what was asked before and during the pause counts"
@@ -36,7 +36,7 @@ def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it
     assert arms[::3] == arms[1::3] == arms[2::3]
     last = log.newest(life.store)
     assert last and (last.by, last.stage, last.reason) == ("bob", before.stage.name, "go on")
-    pausing.pause(life.store, life.registry.client, asked("pause", "2", "ada", "slow", start + 64))
+    manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", "slow", start + 64))
     life.ask(start + 64, 20, 40, EQUAL, failing="2")
     assert life.look(start + 90).verdict.verdict == "breach" and life.recomputed == 1
     assert life.registry.aliases == {"champion": "1"}
@@ -45,13 +45,13 @@ def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it
 def test_a_shadow_and_what_the_gate_paused_cannot_be_paused_or_resumed() -> None:
     life = opened()
     with pytest.raises(manual.NothingToDo, match="stage shadow, expected ramp or test"):
-        pausing.pause(life.store, life.registry.client, asked("pause", "2", "ada", "wait", NOW + 1))
+        manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", "wait", NOW + 1))
     with pytest.raises(manual.NothingToDo, match="no test of version 3 runs, the test of version 2 does"):
-        pausing.resume(life.store, life.registry.client, asked("resume", "3", "ada", "wait", NOW + 1))
+        manual.resume(life.store, life.registry.client, asked("resume", "3", "ada", "wait", NOW + 1))
     start = at_test(life)
     stage = stages.pause(life.client, start + 1, "no proof")
     release.advance(life.store, life.registry.client, life.client, stage, start + 1)
     with pytest.raises(manual.NothingToDo, match="is over, without proof either way"):
-        pausing.resume(life.store, life.registry.client, asked("resume", "2", "ada", "go on", start + 2))
+        manual.resume(life.store, life.registry.client, asked("resume", "2", "ada", "go on", start + 2))
     with pytest.raises(states.IllegalStage, match="expected test at 50%, which was paused"):
         states.enter(life.client, Stage(name="ramp", share=0.5, started=start + 2))

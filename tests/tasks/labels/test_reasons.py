@@ -6,8 +6,7 @@ import re
 from infra.settings import ROOT
 from infra.storage.events.read import MALFORMED
 from tasks.labels.accounting import quarantine_conditions
-from tasks.labels.explain import Fate
-from tasks.labels.reasons import REASONS
+from tasks.labels.explain import REASONS, Fate
 from tasks.validation.suite import SUITE
 
 
