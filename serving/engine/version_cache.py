@@ -163,7 +163,7 @@ def _key(source: str, store: ObjectStore) -> str | None:
 
 def _aliases(fields: dict[str, Any]) -> Aliases:
     given = {name: fields.pop(name, None) for name in ("experiment", "watch", "anchor")}  # not all in earlier releases
-    tests = {name: ExperimentRecord.model_validate(test) if test else None for name, test in given.items()}
+    tests: dict[str, Any] = {name: ExperimentRecord.model_validate(test) if test else None for name, test in given.items()}
     return Aliases(**fields, **tests)
 
 

@@ -140,8 +140,11 @@ def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:
     last = 0
     while last < newest:
         stage = looks_log.read(store, experiment, last + 1).stage
-        later = range(last + 1, newest + 1)
-        last += bisect_left(later, True, key=lambda number, stage=stage: looks_log.read(store, experiment, number).stage != stage)
+
+        def is_over(number: int, stage: StageName = stage) -> bool:
+            return looks_log.read(store, experiment, number).stage != stage
+
+        last += bisect_left(range(last + 1, newest + 1), True, key=is_over)
         found[stage] = looks_log.read(store, experiment, last)
     return found
 
