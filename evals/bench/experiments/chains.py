@@ -87,7 +87,7 @@ class _Anchored:
         draw = np.random.default_rng((self._seed, cycle))
         totals = self._added(Simulation(world, "crossover", draw, np.random.default_rng(self._seed)), champion)
         record = ExperimentRecord(id="a", champion="0", challenger=str(champion), share=world.share, started=0.0)
-        verdict = anchor.judge(record, self._plan, totals)
+        verdict = anchor.verdict_of(record, self._plan, totals)
         if verdict.verdict == "undecided":
             self.leaning = verdict.leaning
             return False

@@ -59,7 +59,7 @@ def look(observed: ObservedTest, aliases: Aliases) -> Found:
 def _shadow(observed: ObservedTest) -> Found:
     """Compare the copies, then pass to the first developers."""
     copies = shadow.gather(observed.store, observed.experiment, observed.now)
-    verdict = shadow.judge(observed.plan, copies, shadow.seconds_left(observed.experiment, observed.plan, observed.now))
+    verdict = shadow.verdict_of(observed.plan, copies, shadow.seconds_left(observed.experiment, observed.plan, observed.now))
     if verdict.verdict == "promote":
         return _onward(observed, verdict)
     return Found(verdict) if verdict.verdict == "undecided" else _ended(observed, verdict, copies=copies)
@@ -68,7 +68,7 @@ def _shadow(observed: ObservedTest) -> Found:
 def _ramp(observed: ObservedTest) -> Found:
     """Look for a breach; hold while a check fails; pass on once the stage has had its time and its requests."""
     totals = gather(observed.store, observed.experiment, observed.plan, observed.now)
-    verdict, passed = ramp.judge(observed.experiment, observed.plan, totals, observed.now)
+    verdict, passed = ramp.verdict_of(observed.experiment, observed.plan, totals, observed.now)
     if passed:
         return _onward(observed, verdict)
     return Found(verdict) if verdict.verdict == "undecided" else _ended(observed, verdict, totals)
@@ -94,7 +94,9 @@ def _paused(observed: ObservedTest) -> Found:
     experiment, plan = observed.experiment, observed.plan
     totals = gather(observed.store, experiment, plan, observed.now)
     in_ramp = experiment.counting.name == "ramp"
-    verdict = ramp.judge(experiment, plan, totals, observed.now)[0] if in_ramp else decide(experiment, plan, totals, observed.now)
+    verdict = (
+        ramp.verdict_of(experiment, plan, totals, observed.now)[0] if in_ramp else decide(experiment, plan, totals, observed.now)
+    )
     if verdict.verdict == "breach":
         return _ended(observed, verdict, totals)
     by = experiment.stage.by
@@ -110,7 +112,7 @@ def _beside(observed: ObservedTest) -> Found:
         return Found(decision.verdict, decision=decision)
     totals = gather(observed.store, watched, observed.plan, observed.now)
     of_watch = watched.stage.name == probation.WATCH
-    verdict = probation.judge(observed.plan, totals) if of_watch else anchor.judge(watched, observed.plan, totals)
+    verdict = probation.verdict_of(observed.plan, totals) if of_watch else anchor.verdict_of(watched, observed.plan, totals)
     if verdict.verdict == "undecided":
         return Found(verdict)
     return Found(verdict, decision=probation.rollback(watched, verdict, totals, observed.now))

@@ -29,7 +29,7 @@ def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision |
     return decision_of(store, rollback_id(watched))
 
 
-def judge(plan: Plan, totals: ArmTotals) -> Verdict:
+def verdict_of(plan: Plan, totals: ArmTotals) -> Verdict:
     """Return the verdict on a version on probation: "breach" or "reject" rolls it back, "undecided" goes on."""
     verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts)
     if found := breach(plan, totals):

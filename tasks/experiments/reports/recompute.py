@@ -50,15 +50,15 @@ def recompute(decision: Decision) -> Verdict:
             "check out a commit whose RULES (infra/records/experiments.py) are these to compute it again"
         )
     if decision.copies:
-        return shadow.judge(plan, decision.copies, shadow.seconds_left(experiment, plan, decision.decided))
+        return shadow.verdict_of(plan, decision.copies, shadow.seconds_left(experiment, plan, decision.decided))
     assert decision.evidence
     totals = of_evidence(decision.evidence)
     if decision.watched:
         of_anchor = experiment.stage.name == anchor.ANCHOR
-        found = anchor.judge(experiment, plan, totals) if of_anchor else probation.judge(plan, totals)
+        found = anchor.verdict_of(experiment, plan, totals) if of_anchor else probation.verdict_of(plan, totals)
         return probation.taken_back(found)
     if experiment.counting.name == "ramp":
-        return ramp.judge(experiment, plan, totals, decision.decided)[0]
+        return ramp.verdict_of(experiment, plan, totals, decision.decided)[0]
     return decide(experiment, plan, totals, decision.decided)
 
 

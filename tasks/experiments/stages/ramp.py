@@ -7,7 +7,7 @@ from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
 
 
-def judge(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> tuple[Verdict, bool]:
+def verdict_of(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> tuple[Verdict, bool]:
     """Return the verdict on a stage of the ramp, "undecided" for one that goes on, and whether the next stage may begin.
 
     It is a function of its arguments alone, so that a decision can be computed again.

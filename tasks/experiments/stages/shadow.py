@@ -43,7 +43,7 @@ def seconds_left(experiment: ExperimentRecord, plan: Plan, now: float) -> float:
     return stages.seconds_each(plan, experiment.share) - (now - experiment.stage.started)
 
 
-def judge(plan: Plan, copies: Copies, seconds_left: float) -> Verdict:
+def verdict_of(plan: Plan, copies: Copies, seconds_left: float) -> Verdict:
     """Return the verdict on a shadow stage: "undecided" for one that goes on, "promote" for one that passed.
 
     `seconds_left`: until the stage ends without enough copies.

@@ -48,7 +48,7 @@ class Beside(Look):
         return dict(zip((metric.name for metric in chosen), levels.tolist(), strict=True))
 
 
-def judge(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
+def verdict_of(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
     """Return the verdict on the champions since the anchor: "breach" or "reject" brings it back, "undecided" goes on.
 
     It is a function of its arguments alone, so that a decision can be computed again.

@@ -15,7 +15,7 @@ from tasks.experiments.counting.totals import ARMS, ArmTotals
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
 from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, extend, units
-from tasks.experiments.verdict.rules import Compared, Judgement, judge
+from tasks.experiments.verdict.rules import Compared, Ruling, ruling_of
 from tasks.statistics.multiple import joint_levels
 from tasks.statistics.ratios import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out, rate
 
@@ -118,8 +118,8 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
 def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdict:
     """Return the verdict of a look at the metrics."""
     compared = look.compare(totals)
-    judgement = lasting(look, totals, robust(look, totals, compared, judge(look.plan.mode, compared)))
-    reason, name = f"{judgement.reason}: {numbers(compared, look)}", judgement.verdict
+    ruling = lasting(look, totals, robust(look, totals, compared, ruling_of(look.plan.mode, compared)))
+    reason, name = f"{ruling.reason}: {numbers(compared, look)}", ruling.verdict
     open_end = name == "undecided" and bool(end)
     if open_end:
         name, reason = "reject", f"no proof {end}: {reason}"
@@ -179,7 +179,7 @@ def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) 
     return verdict.model_copy(update={"verdict": "broken", "inconclusive": True, "reason": ended})
 
 
-def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: Judgement) -> Judgement:
+def robust(look: Look, totals: ArmTotals, compared: list[Compared], ruling: Ruling) -> Ruling:
     """Return the verdict if it holds when each deciding metric is computed without the users who favour it most; otherwise an
     undecided verdict.
 
@@ -187,42 +187,42 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], judgement: J
     favour different metrics most.
     """
     count, among = tolerated_users(totals, look.plan), totals.named
-    if judgement.verdict == "undecided" or not count:
-        return judgement
+    if ruling.verdict == "undecided" or not count:
+        return ruling
     others = []
     for each in compared:
-        if each.metric.role == "success" or each is judgement.by:
-            sign = each.sign * (1 if judgement.verdict == "promote" else -1)
+        if each.metric.role == "success" or each is ruling.by:
+            sign = each.sign * (1 if ruling.verdict == "promote" else -1)
             rows = each.rows.without(deciders(each.rows, count, sign, among))
             others.append(look.compared(rows, each.metric, each.means, each.gain_alpha))
         else:
             others.append(each)
-    if judge(look.plan.mode, others).verdict == judgement.verdict:
-        return judgement
+    if ruling_of(look.plan.mode, others).verdict == ruling.verdict:
+        return ruling
     doubt = f"but not without the {count} users who favour each metric most (experiment.tolerated_users)"
-    return Judgement("undecided", f"{judgement.reason}, {doubt}")
+    return Ruling("undecided", f"{ruling.reason}, {doubt}")
 
 
-def lasting(look: Look, totals: ArmTotals, judgement: Judgement) -> Judgement:
+def lasting(look: Look, totals: ArmTotals, ruling: Ruling) -> Ruling:
     """Return the verdict, unless it promotes for a gain that fades from the first half of a test to the second.
 
     If fading is likely, the gain extrapolated from both halves to the planned end must be sure. Before that end it must be sure
     in any case, since an early gain says little about a later one and waiting costs no power.
     """
-    if judgement.verdict != "promote" or look.plan.mode != "superiority":
-        return judgement
-    by = judgement.by
+    if ruling.verdict != "promote" or look.plan.mode != "superiority":
+        return ruling
+    by = ruling.by
     assert by is not None, "superiority promotes by a gain"
     name, per, plan = by.metric.name, by.metric.per, look.plan
     change = difference(compare_change(totals.later, totals, name, per, plan), NOVELTY_ALPHA, look.expected, last_look=True)
     fades = isinstance(change, Difference) and by.benefit(change)[1] < 0
     if look.last and not fades:
-        return judgement
+        return ruling
     ahead = difference(compare_ahead(totals, name, per, plan, look.over), plan.alpha, look.expected, last_look=True)
     if isinstance(ahead, Difference) and by.benefit(ahead)[0] > 0:
-        return judgement
+        return ruling
     doubt = "but less so in the second half than in the first" if fades else "but that it lasts is not sure yet"
-    return Judgement("undecided", f"{judgement.reason}, {doubt}")
+    return Ruling("undecided", f"{ruling.reason}, {doubt}")
 
 
 def tolerated_users(totals: ArmTotals, plan: Plan) -> int:

@@ -74,7 +74,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Ruling:
     """A verdict before the test's planned end is considered."""
 
     verdict: VerdictName
@@ -83,32 +83,32 @@ class Judgement:
     """The metric of the reason; None if no single one decides."""
 
 
-def judge(mode: Mode, compared: Sequence[Compared]) -> Judgement:
+def ruling_of(mode: Mode, compared: Sequence[Compared]) -> Ruling:
     """Return the verdict by a mode's rule."""
     rules = {"superiority": superiority, "non_inferiority": non_inferiority}
     return rules[mode](compared)
 
 
-def superiority(compared: Sequence[Compared]) -> Judgement:
+def superiority(compared: Sequence[Compared]) -> Ruling:
     """A gain in one success metric, and no loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
-        return Judgement("reject", f"{loss.title} is worse than its margin", loss)
+        return Ruling("reject", f"{loss.title} is worse than its margin", loss)
     gain = next((c for c in compared if c.better), None)
     if gain is None:
         harm = next((c for c in compared if c.metric.role == "success" and c.harmed), None)
-        return Judgement("reject", f"{harm.title} is worse", harm) if harm else Judgement("undecided", "no gain is sure yet")
+        return Ruling("reject", f"{harm.title} is worse", harm) if harm else Ruling("undecided", "no gain is sure yet")
     return _within_margins(compared, gain, f"{gain.title} is better")
 
 
-def non_inferiority(compared: Sequence[Compared]) -> Judgement:
+def non_inferiority(compared: Sequence[Compared]) -> Ruling:
     """No loss beyond a margin in any metric."""
     if loss := next((c for c in compared if c.worse), None):
-        return Judgement("reject", f"{loss.title} is worse than its margin", loss)
+        return Ruling("reject", f"{loss.title} is worse than its margin", loss)
     return _within_margins(compared, None, "no metric is worse than its margin")
 
 
-def _within_margins(compared: Sequence[Compared], gain: Compared | None, reason: str) -> Judgement:
+def _within_margins(compared: Sequence[Compared], gain: Compared | None, reason: str) -> Ruling:
     unsure = [c.title for c in compared if not c.not_worse]
     if unsure:
-        return Judgement("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}")
-    return Judgement("promote", reason, gain)
+        return Ruling("undecided", f"{reason}, but these may be worse than their margins: {'; '.join(unsure)}")
+    return Ruling("promote", reason, gain)

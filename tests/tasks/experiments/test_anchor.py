@@ -146,7 +146,7 @@ def totals(anchor_rate: float, rate: float, newest_rate: float | None = None):
 
 def judged(found) -> Verdict:
     record = ExperimentRecord(id="anchor-1", champion="1", challenger="4", share=0.75, started=0.0, plan=PLAN)
-    return anchor.judge(record, PLAN, found)
+    return anchor.verdict_of(record, PLAN, found)
 
 
 @pytest.mark.parametrize(
