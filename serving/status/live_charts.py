@@ -39,8 +39,10 @@ def acceptance(cycles: Sequence[Cycle], project: str) -> Chart | None:
     )
     last = "; ".join(f"version {version}, {rate.rate:.1%}" for t, version, rate in cells if t == cells[0][0])
     title = f"Accepted per request by version, %, in {f'project {project}' if project else 'all projects'}"
-    told = f"A point for each version at the end of each cycle's window, with its 95 % interval. In the last window: {last}."
-    svg = time_charts.lines(title, told, drawn)
+    description = (
+        f"A point for each version at the end of each cycle's window, with its 95 % interval. In the last window: {last}."
+    )
+    svg = time_charts.lines(title, description, drawn)
     return Chart(title, svg, ("window's end", "version", "accepted", "95 % interval", "requests"), table)
 
 
@@ -81,8 +83,8 @@ def timeline(cycles: Sequence[Cycle], running: ExperimentRecord | None, now: flo
         )
         for cycle in shown
     )
-    told = f"{len(shown)} cycles, the newest {shown[0].manifest.cycle}; the times are in the table below."
-    svg = time_charts.timeline(title, told, tracks, now)
+    description = f"{len(shown)} cycles, the newest {shown[0].manifest.cycle}; the times are in the table below."
+    svg = time_charts.timeline(title, description, tracks, now)
     return Chart(title, svg, ("cycle", "window from", "to", "test from", "to"), rows)
 
 

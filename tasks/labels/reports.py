@@ -32,12 +32,12 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     """Return labelled completions with their reports, and without the text of those that may have none."""
     if not set(REPORTS) <= set(matches.columns):
         return _without_hidden(labelled)
-    told = matches.drop_nulls("told_at").sort("told_at", "told_settled", "told_kept", "told_text", nulls_last=False)
-    told = told.unique(["served", "served_time"], keep="last", maintain_order=True)
-    if told.is_empty():
+    reported = matches.drop_nulls("told_at").sort("told_at", "told_settled", "told_kept", "told_text", nulls_last=False)
+    reported = reported.unique(["served", "served_time"], keep="last", maintain_order=True)
+    if reported.is_empty():
         return _without_hidden(labelled)
     rows = labelled.select(*OWN, "outcome", "extent", "shown_characters").join(
-        told.select(*REPORTS, id="served", time="served_time"), on=OWN
+        reported.select(*REPORTS, id="served", time="served_time"), on=OWN
     )
     rows = rows.filter(pl.col("outcome").is_not_null())
     shown = pl.col("told_text").str.slice(pl.col("extent") - pl.col("shown_characters"), pl.col("shown_characters"))
