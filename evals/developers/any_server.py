@@ -10,20 +10,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evals.developers import Decision, RunSettings, Tally, code_from, run
+from evals.developers.aggregates import Collected, aggregates
 
 
 def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | None, decisions: Path | None) -> bool:
     """Run the developers and print the sums; return whether a request was answered.
 
     `code`: folders of the Python files that they type; empty: the held-out packages. `report`: JSON file for the counts by user
-    and version and some examples. `decisions`: JSON-lines file for every decision with the real and the settled text.
+    and version, some examples, the digest of the developers' rates, and aggregates beside published ones. `decisions`: JSON-lines
+    file for every decision with the real and the settled text.
     """
-    failures: list[str] = []
+    failures, collected = list[str](), Collected()
     for file in filter(None, (report, decisions)):
         file.parent.mkdir(parents=True, exist_ok=True)
     with decisions.open("w") if decisions else nullcontext() as out:
 
         def on_decision(decision: Decision) -> None:
+            collected.add(decision)
             if decision.outcome == "error" and len(failures) < 3:
                 failures.append(decision.reason)
             if out:
@@ -31,7 +34,9 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
 
         tally = asyncio.run(_run(settings, code, on_decision))
     if report:
-        report.write_text(json.dumps(tally.as_json(), indent=1) + "\n")
+        found = [asdict(one) for one in aggregates(collected, tally.total)]
+        body = {"rates": settings.quirks.digest, **tally.as_json(), "aggregates": found}
+        report.write_text(json.dumps(body, indent=1) + "\n")
     print(summary(tally))
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)

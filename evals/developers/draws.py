@@ -6,9 +6,10 @@ at another position, so two models meet the same developers with the same chance
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from evals.developers.people import People, digest
 from evals.developers.taste import Taste, draw_taste
 
 Editor = Literal["continue", "native", "silent"]
@@ -49,6 +50,12 @@ class Quirks:
     breaks: float = 0.03  # of lines: the developer does something else for 12 to 120 s first
     quiet_seconds: float = 10.0  # without an edit, from the first edit on, after which a text is quiet
     settle_seconds: float = 300.0  # from a request until its text settles, or until the developer leaves the file
+    people: People | None = None  # what people do besides; None: the plain kind
+
+    @property
+    def digest(self) -> str:
+        """Name of these rates, for reports: 12 hexadecimal digits."""
+        return digest(self)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,10 @@ class Draws:
     leaves_wrong: bool  # if the accepted text has a wrong rest, it stays at first
     dismissed: bool = False  # if the completion is not taken, the developer dismisses it
     seen_ms: float = 2_000.0  # from showing it to dismissing it or to typing other text; a sixth is below 750 ms
+    in_mind: bool = True  # the developer has a text in mind
+    takes_alternatives: bool = True  # the developer takes a text that means the same as the one in mind
+    attention: float = 1.0  # in [0, 1): the suggestion is read unless it is below the chance that it is not
+    waits_seconds: float = 60.0  # a later suggestion is not read
 
 
 def random_stream(*key: object) -> random.Random:
@@ -91,8 +102,11 @@ def editor_of(seed: int, user: int, quirks: Quirks) -> Editor:
 
 
 def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
-    """Return the draws of one pause; always takes the same number of draws in the same order."""
-    return Draws(
+    """Return the draws of one pause; always takes the same number of draws in the same order.
+
+    Those of people come last, so that the plain kind's are the same for both.
+    """
+    plain = Draws(
         types_on=rng.random() > taste.patience,
         typed=rng.randint(1, 6),
         typed_at=rng.randint(0, 12),
@@ -108,6 +122,15 @@ def draws_at(rng: random.Random, taste: Taste, quirks: Quirks) -> Draws:
         leaves_wrong=rng.random() < quirks.leaves_wrong,
         dismissed=rng.random() < quirks.dismissals,
         seen_ms=min(REJECTED_AFTER_SECONDS * 1e3, rng.lognormvariate(7.4, 0.8)),
+    )
+    if (people := quirks.people) is None:
+        return plain
+    return replace(
+        plain,
+        in_mind=rng.random() >= people.no_text_in_mind,
+        takes_alternatives=rng.random() < people.alternatives,
+        attention=rng.random(),
+        waits_seconds=people.waits_seconds * rng.lognormvariate(0.0, 0.5),
     )
 
 

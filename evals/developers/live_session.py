@@ -4,21 +4,22 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from evals.developers import editor, protocol
 from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
-from evals.developers.pause import Pause, SettledTruth, Way, choice_of
+from evals.developers.pause import Choice, Pause, SettledTruth, Way
+from evals.developers.people import Attention, kept_of, reading_seconds, seconds_saved
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Draft, Session
 from evals.developers.tally import Example, Tally, last_lines
+from evals.developers.taste import Opinion
 from evals.developers.transport import Answer, EditorClient
 from evals.developers.writer import DEBOUNCE_SECONDS, Reaction
-from tasks.evaluation.metrics import matching_prefix
 
 DEBOUNCE_MS = 1000 * DEBOUNCE_SECONDS
 STEP_SECONDS = 0.2
@@ -105,6 +106,7 @@ class RunContext:
     pacer: Pacer  # grants the turns of requests, and ends a developer's absence with the run
     background: Callable[[Coroutine[Any, Any, None]], object]  # runs the sending of events beside the session
     on_decision: Callable[[Decision], None]
+    attention: Mapping[str, Attention]  # by developer
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class LiveSession:
 
     def __init__(self, context: RunContext, schedule: Schedule, session: Session, draft: Draft) -> None:
         self._context, self._developer = context, session.developer
+        self._attention = context.attention[session.developer.name]
         self._writer = schedule.writer(session, draft, self._write_decision)
         self._decisions: dict[int, Decision] = {}
         """Decisions whose text has not settled, by the id of the pause."""
@@ -140,6 +143,11 @@ class LiveSession:
                     continue
                 await self._context.pacer.sleep(owed / self._context.speed)
                 owed = 0.0
+                if self._attention.off:
+                    self._attention.silence()
+                    self._count("", off=1)
+                    reaction = Reaction("nothing")
+                    continue
                 if not await self._context.pacer():
                     break
                 reaction = await self._pause(step)
@@ -176,6 +184,7 @@ class LiveSession:
         text = editor.shown_text(generated, prefix, pause.suffix)
         if not text:
             self._count(answer.version, nothing=1)
+            self._attention.silence()
             self._decide(pause, answer, "nothing", truth=truth)
             return Reaction("nothing", typed)
         self._count(answer.version, shown=1, shown_characters=len(text), reused=int(bool(typed)))
@@ -192,14 +201,28 @@ class LiveSession:
             request_id=answer.completion_id,
         )
         self._replace_pending(text)
-        accepts, opinion = choice_of(developer.taste, generated, text, truth, draws.flipped)
+        read = self._attention.reads(draws.attention, draws.waits_seconds, answer.elapsed_ms / 1e3)
+        accepts, opinion = pause.choose(generated, text, typed) if read else Choice(False, Opinion(False, "unread", 0))
         accepted = accepts and not draws.superseded
-        kept = matching_prefix(text, pause.rest[len(typed) :]) if accepted else 0
+        if read:
+            self._attention.read(accepted)
+        kept = kept_of(opinion, text, truth, pause.rest[len(typed) :]) if accepted else 0
+        self._count_time(answer.version, opinion, text, truth if accepted else "")
         outcome = self._report(Shown(impression, answer.version, time.monotonic(), draws), accepted, kept)
         seen: dict[str, Any] = {"truth": truth, "shown": text, "accepted": accepted, "reason": opinion.reason}
         self._decide(pause, answer, outcome, **seen, right=opinion.right, completion_id=impression.completion_id)
         context.tally.keep(Example(developer.name, answer.version, impression.file, last_lines(prefix), **seen))
-        return Reaction("accepted", typed, text) if accepted else Reaction(outcome, typed)
+        return Reaction("accepted", typed, text, opinion) if accepted else Reaction(outcome, typed)
+
+    def _count_time(self, version: str, opinion: Opinion, shown: str, truth: str) -> None:
+        """Count the time of a suggestion; `truth` is the text in mind, empty if it was not accepted."""
+        if opinion.reason == "unread":
+            self._count(version, unread=1)
+            return
+        reading, saved = reading_seconds(shown, opinion.right), seconds_saved(opinion, truth) if truth else 0.0
+        edit = opinion.edit if truth and not opinion.stands else 0
+        times = {"reading_ms": round(1e3 * reading), "saved_ms": round(1e3 * (saved - reading))}
+        self._count(version, edit_characters=edit, standing=int(bool(truth) and opinion.stands), **times)
 
     def _decide(self, pause: Pause, answer: Answer, outcome: str, **changes: Any) -> None:
         """Keep the decision at a pause until its text has settled."""

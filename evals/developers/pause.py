@@ -1,12 +1,12 @@
 """A developer who waits for a completion at a position, and their opinion of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from evals.developers import editor
 from evals.developers.draws import Draws, Editor
+from evals.developers.people import People, Sight, kept_of, opinion_of, reading_seconds, seconds_saved
 from evals.developers.taste import Opinion, Taste, opinion_on
-from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position
 
 Kind = Literal["typed", "accepted", "rewritten", "pasted", "unfinished", "deleted"]
@@ -67,7 +67,9 @@ class ExpectedOutcome:
 
     accepted: float  # probability that the developer accepts; 0 if the editor shows nothing
     shown: str
-    kept: int = 0  # right characters of `shown` from the start, which stay if it is accepted
+    kept: int = 0  # characters of `shown` that stay if it is accepted: of the plain kind, the right ones from the start
+    saved: float = 0.0  # seconds that accepting saves; below 0 where the edit costs more than the text
+    reading: float = 0.0  # seconds of reading `shown`
 
     @property
     def accepted_characters(self) -> float:
@@ -78,6 +80,11 @@ class ExpectedOutcome:
     def kept_characters(self) -> float:
         """Expected number of accepted characters that stay."""
         return self.accepted * self.kept
+
+    @property
+    def saved_seconds(self) -> float:
+        """Expected time saved: that of accepting, less the reading."""
+        return self.accepted * self.saved - self.reading
 
 
 class Choice(NamedTuple):
@@ -102,19 +109,35 @@ class Pause:
     stop: int = 0  # number of the pause in this line
     settled: SettledTruth | None = None  # the settled text if no completion was accepted; None while it is unknown
     asked: float = 0.0  # seconds from the session's begin to the request, by the developer's clock; 0 at a position of a ground
+    people: People | None = None  # what people do besides; None: the plain kind
 
     def answer(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
         """Return the expected outcome of a completion and the choice; None if the editor shows nothing."""
         text = editor.shown_text(generated, self.prefix, self.suffix)
         if not text:
             return ExpectedOutcome(0.0, ""), None
-        taste = self.developer.taste
-        choice = choice_of(taste, generated, text, self.position.truth, self.draws.flipped)
-        accepted = 1 - taste.noise if choice.opinion.accepted else taste.noise
-        return ExpectedOutcome(accepted, text, matching_prefix(text, self.rest)), choice
+        choice = self.choose(generated, text)
+        noise, opinion = self.developer.taste.noise, choice.opinion
+        accepted, truth = 1 - noise if opinion.accepted else noise, self.position.truth
+        kept, reading = kept_of(opinion, text, truth, self.rest), reading_seconds(text, opinion.right)
+        return ExpectedOutcome(accepted, text, kept, seconds_saved(opinion, truth), reading), choice
 
+    def choose(self, generated: str, text: str, typed: str = "") -> Choice:
+        """Return the answer to the shown `text`, slips included; ignores a space that the editor removed.
 
-def choice_of(taste: Taste, generated: str, text: str, truth: str, flipped: bool) -> Choice:
-    """Return the answer to the shown `text`, which `flipped` inverts; ignores a space that the editor removed."""
-    opinion = opinion_on(taste, text, truth.removeprefix(" ") if editor.lost_space(generated, text) else truth)
-    return Choice(opinion.accepted is not flipped, opinion)
+        Args:
+            typed: the beginning of the text in mind that was typed while the answer streamed.
+        """
+        truth, taste = self.position.truth[len(typed) :], self.developer.taste
+        space = int(editor.lost_space(generated, text) and truth.startswith(" "))
+        truth = truth[space:]
+        if self.people is None:
+            opinion = opinion_on(taste, text, truth)
+        else:
+            # Only who writes on can be without a text in mind: another knows what was begun.
+            in_mind = self.draws.in_mind or self.way != "writes" or bool(typed)
+            prefix, rest = self.prefix + typed, self.rest[len(typed) :]
+            sight = Sight(prefix, self.suffix, rest, text, truth, in_mind, self.draws.takes_alternatives)
+            opinion = opinion_of(self.people, taste, sight)
+            opinion = replace(opinion, covered=opinion.covered + space)
+        return Choice(opinion.accepted is not self.draws.flipped, opinion)

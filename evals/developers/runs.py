@@ -4,6 +4,7 @@ the same positions of a ground."""
 import asyncio
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from evals.developers.draws import Quirks
 from evals.developers.grounds import Ground
 from evals.developers.live_session import Decision, LiveSession, Pacer, RunContext
 from evals.developers.pause import ExpectedOutcome, Pause
+from evals.developers.people import Attention
 from evals.developers.protocol import Pin
 from evals.developers.schedule import Schedule
 from evals.developers.sessions import Draft, Session
@@ -127,6 +129,7 @@ async def run(
             pacer=pacer,
             background=events.create_task,
             on_decision=on_decision or (lambda decision: None),
+            attention=defaultdict(lambda: Attention(settings.quirks.people)),
         )
 
         async def run_sessions() -> None:

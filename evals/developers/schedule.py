@@ -81,7 +81,7 @@ class Schedule:
         prefix, suffix = editor.prompt_context(position.prefix, position.suffix)
         chances = draws.draws_at(draws.random_stream(*key, 0), developer.taste, self.quirks)
         settled = SettledTruth(rest, True, "typed", 0.0, rest)
-        return Pause(developer, position, prefix, suffix, rest, chances, number, settled=settled)
+        return Pause(developer, position, prefix, suffix, rest, chances, number, settled=settled, people=self.quirks.people)
 
     def _untouched(self, session: Session) -> tuple[Pause, ...]:
         settled: dict[int, SettledTruth] = {}

@@ -9,6 +9,8 @@ was accepted, a wrong word, a piece that is being written again). Offsets in a h
 """
 
 import random
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -34,7 +36,7 @@ class Draft:
     """The text of a file with holes."""
 
     def __init__(self, source: Source, holes: Sequence[Hole]) -> None:
-        self.source = source
+        self._text = source.text
         self.holes = tuple(holes)
         """The holes of which nothing stands at first, in order; the rest of the file stands."""
         self._fronts: list[int | None] = [None] * len(self.holes)
@@ -43,7 +45,7 @@ class Draft:
     def final(self, hole: int, start: int = 0, stop: int | None = None) -> str:
         """Return the finished text of a hole between two offsets."""
         span = self.holes[hole]
-        return self.source.text[span.start + start : span.start + (span.size if stop is None else min(stop, span.size))]
+        return self._text[span.start + start : span.start + (span.size if stop is None else min(stop, span.size))]
 
     def front(self, hole: int) -> int:
         """Return the offset up to which a hole is written; 0 before it is opened."""
@@ -71,6 +73,25 @@ class Draft:
     def drop(self, hole: int, patch: Patch) -> None:
         """Let the finished text stand where the patch was."""
         self._patches[hole] = tuple(p for p in self._patches[hole] if p != patch)
+
+    def rename(self, hole: int, offset: int, old: str, new: str) -> None:
+        """Let the rest of a hole, which is not written yet, use another name in the place of one."""
+        span = self.holes[hole]
+        begin, found = span.start + offset, re.compile(rf"\b{re.escape(old)}\b")
+        ends = [match.end() - span.start for match in found.finditer(self._text, begin, span.stop)]
+        longer = len(new) - len(old)
+
+        def moved(at: int) -> int:
+            return at + longer * bisect_right(ends, at)
+
+        rest = found.sub(lambda match: new, self._text[begin : span.stop])
+        self._text = self._text[:begin] + rest + self._text[span.stop :]
+        grown, lines = longer * len(ends), tuple((moved(start), moved(end)) for start, end in span.lines)
+        renamed = replace(span, stop=span.stop + grown, next=span.next + grown, lines=lines)
+        later = (
+            replace(one, start=one.start + grown, stop=one.stop + grown, next=one.next + grown) for one in self.holes[hole + 1 :]
+        )
+        self.holes = (*self.holes[:hole], renamed, *later)
 
     def between(self, hole: int, start: int, stop: int) -> str:
         """Return what stands between two offsets of a hole, with the patches that lie between them."""
@@ -110,12 +131,12 @@ class Draft:
     def _below(self, hole: int) -> str:
         """Return the newline and the blank lines below an opened hole."""
         span = self.holes[hole]
-        return "" if self._fronts[hole] is None else self.source.text[span.stop : span.next]
+        return "" if self._fronts[hole] is None else self._text[span.stop : span.next]
 
     def _standing(self, at: int) -> str:
         """Return the text that always stood between hole `at` - 1 and hole `at`."""
         start = self.holes[at - 1].next if at else 0
-        return self.source.text[start : self.holes[at].start if at < len(self.holes) else None]
+        return self._text[start : self.holes[at].start if at < len(self.holes) else None]
 
 
 @dataclass(frozen=True)

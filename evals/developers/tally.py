@@ -24,7 +24,13 @@ class Counts:
     lost_events: int = 0  # events that the feedback server did not accept
     shown_characters: int = 0
     accepted_characters: int = 0  # characters of accepted suggestions, as shown
-    kept_characters: int = 0  # of these, right characters from the start, which stay
+    kept_characters: int = 0  # of these, the ones that stay; of the plain kind, right characters from the start
+    unread: int = 0  # of shown: not read, since it came late or earlier ones were wrong
+    off: int = 0  # pauses at which the developer had switched suggestions off; no requests
+    standing: int = 0  # of accepted: the text stays in place of the text in mind
+    edit_characters: int = 0  # characters that developers deleted and typed to correct what they accepted
+    reading_ms: int = 0  # time spent on reading what was shown
+    saved_ms: int = 0  # time saved by what was accepted, less that of reading; can be negative
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

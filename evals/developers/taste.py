@@ -10,7 +10,9 @@ from typing import Literal
 
 from tasks.evaluation.metrics import matching_prefix
 
-Reason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "comment", "long"]
+PlainReason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "comment", "long"]
+Reason = Literal[PlainReason, "near", "alternative", "overwritten", "explored", "implausible", "unread"]
+"""Why a developer accepts or rejects; those beside PlainReason are people's (people.py)."""
 INSIDE_WORD = re.compile(r"\w\w")
 
 
@@ -36,7 +38,11 @@ class Opinion:
 
     accepted: bool
     reason: Reason
-    right: int  # right characters from the start, which the developer keeps after accepting
+    right: int  # right characters from the start
+    covered: int = 0  # characters of the text in mind that an accepted text stands for
+    edit: int = 0  # characters to delete and to type after accepting
+    stands: bool = False  # an accepted text stays, in place of the text in mind
+    renamed: tuple[str, str] | None = None  # the name that what follows uses no longer, and the one that it uses in its place
 
 
 def draw_taste(rng: random.Random) -> Taste:
@@ -60,13 +66,14 @@ def opinion_on(taste: Taste, shown: str, truth: str) -> Opinion:
     right = matching_prefix(shown, truth)
     if shown.rstrip() == truth.rstrip():
         accepted = right >= taste.least_whole
-        return Opinion(accepted, "whole" if accepted else "short", right)
+        return Opinion(accepted, "whole" if accepted else "short", right, right)
+    wrong = len(shown) - right
     if right < taste.strictness * len(shown):
-        return Opinion(False, "wrong", right)
+        return Opinion(False, "wrong", right, right, wrong)
     if right < taste.least:
-        return Opinion(False, "short", right)
+        return Opinion(False, "short", right, right, wrong)
     objection = _objection(taste, shown, truth, right)
-    return Opinion(objection is None, objection or "start", right)
+    return Opinion(objection is None, objection or "start", right, right, wrong)
 
 
 def _objection(taste: Taste, shown: str, truth: str, right: int) -> Reason | None:

@@ -15,6 +15,7 @@ from evals.developers import draws, editor
 from evals.developers.draws import REJECTED_AFTER_SECONDS, LineDraws, Quirks, draws_at, line_draws, random_stream
 from evals.developers.pause import Kind, Pause, SettledTruth, Way
 from evals.developers.sessions import Draft, Patch, Segment, Session
+from evals.developers.taste import Opinion
 from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position, column_at
 
@@ -33,6 +34,7 @@ class Reaction:
     outcome: str  # accepted, rejected, unreported, nothing, cancelled or error
     typed: str = ""  # text of the truth that the developer typed while the answer streamed
     inserted: str = ""  # the accepted completion
+    opinion: Opinion | None = None  # of the accepted completion; None: its right beginning stays, and the rest goes
 
 
 T = TypeVar("T")
@@ -88,6 +90,12 @@ class Settling:
         """Settle the requests whose text before the cursor is written again from offset `start` on."""
         for request in [request for request in self._requests if request.hole == hole and start < request.start <= end]:
             self.deleted(request, now)
+
+    def resized(self, hole: int, before: int, after: int) -> None:
+        """Note that the hole's end moved, since a name in its unwritten rest is another one."""
+        for request in self._requests:
+            if request.hole == hole and request.stop == before:
+                request.stop = after
 
     def finish(self, now: float) -> None:
         """Settle all requests: the developer leaves."""
@@ -215,6 +223,7 @@ class Writer:
             way=way,
             stop=turn if way == "writes" else 0,
             asked=self.clock,
+            people=self._quirks.people,
         )
         request = self.settling.follow(Request(pause, hole, offset, stop, self.clock))
         reaction = yield pause
@@ -229,6 +238,9 @@ class Writer:
         draft, hole = self._draft, request.hole
         front = draft.front(hole)
         request.accepted = reaction.typed + reaction.inserted
+        if reaction.opinion is not None and reaction.opinion.reason in ("near", "alternative", "explored"):
+            yield from self._take(request, reaction.inserted, reaction.opinion, rewrite_after)
+            return
         right = front + matching_prefix(reaction.inserted, draft.final(hole, front, request.stop))
         wrong = reaction.inserted[right - front :]
         self.settling.edit(hole, front, self.clock, self.clock)
@@ -247,6 +259,27 @@ class Writer:
         draft.put(hole, patch)
         yield from self._pass(0.5 + len(wrong) / DELETED_PER_SECOND)
         self.settling.edit(hole, right, self.clock, self.clock)
+        draft.drop(hole, patch)
+
+    def _take(self, request: Request, inserted: str, opinion: Opinion, rewrite_after: int) -> Steps:
+        """Insert a completion in place of the text in mind; it stands, or is edited at once or some lines later."""
+        draft, hole = self._draft, request.hole
+        front = draft.front(hole)
+        patch = Patch(front, front + opinion.covered, inserted.rstrip())
+        self.settling.edit(hole, front, self.clock, self.clock)
+        draft.write(hole, patch.end)
+        draft.put(hole, patch)
+        if opinion.renamed:
+            size = draft.holes[hole].size
+            draft.rename(hole, patch.end, *opinion.renamed)
+            self.settling.resized(hole, size, draft.holes[hole].size)
+        if opinion.stands:
+            return
+        if request.pause.draws.leaves_wrong and "\n" not in patch.text:
+            self._wrong.append(_Wrong(hole, patch, self._lines + rewrite_after))
+            return
+        yield from self._pass(0.5 + opinion.edit / CHARACTERS_PER_SECOND)
+        self.settling.edit(hole, front, self.clock, self.clock)
         draft.drop(hole, patch)
 
     def _false_start(self, hole: int, number: int, chances: LineDraws) -> Steps:

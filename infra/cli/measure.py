@@ -122,6 +122,9 @@ def developers(
         float,
         typer.Option(parser=share, metavar="SHARE", help="share of developers whose editor, like Zed, reports nothing"),
     ] = 0.25,
+    kind: Annotated[
+        Literal["plain", "people"], typer.Option(help="people also edit near misses, take alternatives, explore and tire")
+    ] = "plain",
     first_visit: Annotated[int, typer.Option(help="number of the first session; continues an earlier run of this seed")] = 0,
     version: Annotated[
         str, typer.Option(metavar="PIN", help="request this version (X-Tabloop-Version); needs the role versions")
@@ -130,7 +133,7 @@ def developers(
     decisions: Annotated[Path | None, typer.Option(help="JSON-lines file for every decision with the real text")] = None,
 ) -> int:
     """Run simulated developers against any server; 1 if no request is answered."""
-    from evals.developers import Address, Quirks, RunSettings, any_server
+    from evals.developers import Address, People, Quirks, RunSettings, any_server
     from infra import settings
 
     loaded = settings.load()
@@ -152,7 +155,7 @@ def developers(
         rate=rate,
         concurrency=concurrency,
         first_visit=first_visit,
-        quirks=Quirks(silent_editors=silent),
+        quirks=Quirks(silent_editors=silent, people=People() if kind == "people" else None),
     )
     return errors.DONE if any_server.run_and_report(options, code or (), report, decisions) else errors.NO
 

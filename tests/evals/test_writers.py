@@ -227,10 +227,10 @@ def test_an_accepted_wrong_rest_stays_for_some_lines_and_is_written_again():
     def reply(pause: Pause) -> Reaction:
         return Reaction("accepted", "", pause.position.truth[:3] + "zqzq") if pause.way == "writes" else Reaction("rejected")
 
-    calm = {"breaks": 0, "pastes": 0, "false_starts": 0, "wrong_words": 0, "pauses": 1, "several_lines": 0}
-    stays = Asked(session_of(SOURCE, 3), reply, Quirks(**calm, leaves_wrong=1.0))
+    calm = Quirks(breaks=0, pastes=0, false_starts=0, wrong_words=0, pauses=1, several_lines=0)
+    stays = Asked(session_of(SOURCE, 3), reply, replace(calm, leaves_wrong=1.0))
     assert any("zqzq" in pause.prefix for pause, _ in stays.pauses) and any(p.way == "again" for p, _ in stays.pauses)
-    goes = Asked(session_of(SOURCE, 3), reply, Quirks(**calm, leaves_wrong=0.0))
+    goes = Asked(session_of(SOURCE, 3), reply, replace(calm, leaves_wrong=0.0))
     assert not any("zqzq" in pause.prefix for pause, _ in goes.pauses)
     assert {truth.kind for _, truth in goes.settled} == {"rewritten"}
 
