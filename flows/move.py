@@ -1,11 +1,10 @@
-"""Move the champion by hand: promote the challenger or the version given, and roll back to an earlier champion."""
+"""Move versions by hand: promote the challenger or the version given, reject it, and roll back to an earlier champion."""
 
 from prefect import flow
 from prefect.states import Completed, State
 
 from infra.records import Decision
 from infra.storage import move_requests
-from tasks.experiments.stages.states import ManualKind
 from tasks.steps import context as contexts
 from tasks.steps import move as steps
 from tasks.steps.approval import consent
@@ -51,7 +50,24 @@ def rollback(
     return _move("roll_back", str(version), by, reason, dry_run=dry_run, approve=approve)
 
 
-def _move(kind: ManualKind, version: str, by: str, reason: str, *, dry_run: bool, approve: bool) -> State:
+@flow(name="reject", flow_run_name="reject by {by}", persist_result=False)
+@advised(WHAT_TO_DO)
+def reject(
+    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+) -> State:
+    """End the running test with a rejection of its challenger; the champion stays.
+
+    Args:
+        version: the challenger; empty: the one that is tested.
+        by: who asks.
+        reason: why.
+        dry_run: say what would be done, and change and record nothing.
+        approve: wait until a person has approved it in Prefect.
+    """
+    return _move("reject", str(version), by, reason, dry_run=dry_run, approve=approve)
+
+
+def _move(kind: move_requests.Kind, version: str, by: str, reason: str, *, dry_run: bool, approve: bool) -> State:
     context = contexts.load()
     request = move_requests.make(kind, version, "", reason, by=by, now=context.now(), source="command")
     planned = steps.plan(context, request)
@@ -63,7 +79,7 @@ def _move(kind: ManualKind, version: str, by: str, reason: str, *, dry_run: bool
     return ended(kind, steps.move(context, agreed.request), planned.warning)
 
 
-def ended(kind: ManualKind, decision: Decision, warning: str) -> State:
+def ended(kind: move_requests.Kind, decision: Decision, warning: str) -> State:
     """Return the state of a run that has made its move."""
     moved = decision.experiment
     if decision.verdict.verdict == "reject":

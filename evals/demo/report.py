@@ -30,7 +30,8 @@ class LastScreen:
         yield table(self._report)
         for name, address in {**self._files, **self._report.addresses}.items():
             yield Text(f"{name + ':':<9} {address}", overflow="fold")
-        yield Text("`tabloop status` prints links that log in; `tabloop demo` goes on from here; `tabloop down` stops the stack")
+        yield Text("`tabloop status` prints links that log in; `tabloop down` stops the stack")
+        yield Text("Nothing trains until it is asked to: `tabloop loop resume`, or `tabloop demo` for one more cycle")
 
 
 def table(report: Report) -> Table:
@@ -56,9 +57,13 @@ def sentence(report: Report) -> str:
         return f"No version beat the base in {done}: the champion is still version {report.base_version}."
     better = "beats" if report.improved else "does not surely beat"
     before, after = (f"{100 * rate.rate:.1f} %" for rate in (later.base_best, later.champion))
+    parts = ""
+    if later.learning and later.showing:
+        learnt, shown = interval(later.learning, 100), interval(later.showing, 100)
+        parts = f" Of these, {learnt} are learnt, and {shown} come from showing other completions, or less of them."
     return (
         f"After {done}, version {report.champion_version} {better} the base at its best on {GROUND_NAMES['later']}: "
-        f"{after} of requests accepted against {before}, {interval(later.difference, 100)} points (95 %)."
+        f"{after} of requests accepted against {before}, {interval(later.difference, 100)} points (95 %).{parts}"
     )
 
 

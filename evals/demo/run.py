@@ -20,7 +20,7 @@ from rich.console import Console
 from evals import developers
 from evals.demo import closing, comparison, history, page, report
 from evals.demo.closing import BASE
-from evals.demo.loop import CYCLE, WATCH, Loop, Traffic
+from evals.demo.loop import WATCH, Loop, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
@@ -108,8 +108,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             typing.cancel()
             with suppress(asyncio.CancelledError):
                 await typing
-            for deployment in (CYCLE, WATCH):
-                await prefect.pause(deployment, False)
+            await prefect.pause(WATCH, False)  # promoted versions stay on probation; training waits for `tabloop loop resume`
     rows, requests = history.cycle_rows(store, state), history.request_rows(store, state)
     return Report(
         seed=options.seed,

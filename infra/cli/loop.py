@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.cli.app import LOOP, command
+from infra.cli import errors
+from infra.cli.app import LOOP, app, command, make
 
 Version = Annotated[str, typer.Argument(metavar="[VERSION]", show_default=False)]
 Reason = Annotated[str, typer.Option(help="why; a version that failed or was rolled back is promoted only with one")]
@@ -29,6 +30,32 @@ def cycle() -> int:
     return run("cycle")
 
 
+loop_ = make("Pause or resume training: the schedule of the flow `cycle`.", no_args_is_help=True)
+app.add_typer(loop_, name="loop", rich_help_panel=LOOP)
+
+
+def schedule(*, paused: bool) -> int:
+    """Pause or resume the schedule of the flow `cycle`, and print its state."""
+    from infra import settings
+    from infra.stack import orchestration
+
+    orchestration.set_schedules(settings.load(), paused=paused, only=("cycle",))
+    print("training is paused; A/B tests and probations go on: `tabloop loop resume`" if paused else "training goes on")
+    return errors.DONE
+
+
+@loop_.command("pause")
+def pause_() -> int:
+    """Let no cycle begin until `tabloop loop resume`; a running one is completed."""
+    return schedule(paused=True)
+
+
+@loop_.command("resume")
+def resume_() -> int:
+    """Let cycles begin by their schedule again."""
+    return schedule(paused=False)
+
+
 @command(LOOP)
 def promote(version: Version = "", reason: Reason = "", by: By = "", dry_run: Plan = False, approve: Approve = False) -> int:
     """Make a version the champion; without VERSION, the challenger."""
@@ -39,6 +66,12 @@ def promote(version: Version = "", reason: Reason = "", by: By = "", dry_run: Pl
 def rollback(version: Version = "", reason: Reason = "", by: By = "", dry_run: Plan = False, approve: Approve = False) -> int:
     """Put the champion before this one back, or VERSION."""
     return run("rollback", version=version, reason=reason, by=by or getpass.getuser(), dry_run=dry_run, approve=approve)
+
+
+@command(LOOP)
+def reject(version: Version = "", reason: Reason = "", by: By = "", dry_run: Plan = False, approve: Approve = False) -> int:
+    """End the running A/B test with a rejection of its challenger."""
+    return run("reject", version=version, reason=reason, by=by or getpass.getuser(), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)

@@ -71,16 +71,16 @@ class Move(Record):
 
 
 class MoveRequest(Record):
-    """A request to make a version champion, or to pause or resume its test. One from the status page is written once, and the
-    controller (the flow `experiment`) carries it out."""
+    """A request to make a version champion, to reject it, or to pause or resume its test. One from the status page is written
+    once, and the controller (the flow `experiment`) carries it out."""
 
     id: str
     """Id of the request."""
-    kind: Literal["promote", "roll_back", "pause", "resume"]
+    kind: Literal["promote", "roll_back", "reject", "pause", "resume"]
     """The move that is requested."""
     version: str
-    """Version to make champion, or whose test is paused or resumed. Empty: to promote the challenger, or to roll back to the
-    champion that was retired last."""
+    """Version to make champion, or whose test is ended with a rejection, paused or resumed. Empty: to promote or reject the
+    challenger, or to roll back to the champion that was retired last."""
     champion: str
     """The champion that the administrator saw: with another one, the request is refused. Empty: any."""
     reason: str

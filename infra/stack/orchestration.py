@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import httpx
@@ -106,12 +107,16 @@ def _found(http: httpx.Client, name: str) -> dict[str, Any] | None:
     return None if response.status_code == httpx.codes.NOT_FOUND else response.raise_for_status().json()
 
 
-def set_schedules(settings: Settings, *, paused: bool) -> None:
-    """Pause or resume the schedules of all deployments."""
+def set_schedules(settings: Settings, *, paused: bool, only: Collection[str] = ()) -> list[str]:
+    """Pause or resume the schedules of deployments, all or those of some names; return the names of those that have one."""
+    names = []
     with connect(settings) as http:
         for deployment in _post(http, "deployments/filter").json():
-            if deployment["schedules"]:
+            if deployment["schedules"] and (not only or deployment["name"] in only):
+                names.append(deployment["name"])
                 _post(http, f"deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment")
+
+    return sorted(names)
 
 
 def _post(http: httpx.Client, path: str) -> httpx.Response:

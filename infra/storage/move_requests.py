@@ -12,7 +12,7 @@ from infra.records import MoveAnswer, MoveRequest
 from infra.storage.store import ObjectStore
 
 REQUESTS, ANSWERS = "requests/moves/", "requests/answers/"
-Kind = Literal["promote", "roll_back", "pause", "resume"]
+Kind = Literal["promote", "roll_back", "reject", "pause", "resume"]
 Source = Literal["page", "command", "approval", "controller"]
 EXPIRES_SECONDS = 300.0
 """Seconds in which the controller must find a request: after this time the administrator may have done something else."""

@@ -1,5 +1,5 @@
-"""Promote, roll back, and pause a test by hand: POST /admin/promote, /admin/rollback, /admin/pause and /admin/resume ask for it,
-the controller (the flow `experiment`) carries it out.
+"""Promote, roll back, reject and pause by hand: a POST to a route of KINDS asks for it, and the controller carries it out (the
+flow `experiment`).
 
 Nothing that a browser adds to a request by itself opens these routes: a password of basic authentication is refused. The status
 page's script sends an administrator's token in the Authorization header, which no page of another origin can do, since this app
@@ -29,6 +29,7 @@ from serving.status.history import Asked
 KINDS: dict[str, move_requests.Kind] = {
     "/admin/promote": "promote",
     "/admin/rollback": "roll_back",
+    "/admin/reject": "reject",
     "/admin/pause": "pause",
     "/admin/resume": "resume",
 }
@@ -42,7 +43,7 @@ ASKED = answer_schema(("id", "state", "message"), id=TEXT, state=TEXT, message=T
 NUMBER = {"type": "string", "pattern": f"^{VERSION.pattern}$"}
 BODY = object_schema(
     ("version", "champion", "reason"),
-    version={**NUMBER, "description": "the version to make champion; to pause or resume, the challenger"},
+    version={**NUMBER, "description": "the version to make champion; to reject, pause or resume, the challenger"},
     champion={**NUMBER, "description": "the champion as the page shows it; with another one the request is refused"},
     reason={"type": "string", "minLength": 1, "maxLength": MOST_REASON, "description": "why"},
 )
@@ -105,7 +106,7 @@ def _check(registry: Registry, kind: move_requests.Kind, version: str, champion:
     aliases = registry.aliases()
     if aliases.champion != champion:
         raise BadRequest(f"champion: it is {aliases.champion} now, not {champion}: reload the page", "champion", 409)
-    if kind in ("pause", "resume") and (aliases.experiment is None or aliases.experiment.challenger != version):
+    if kind in ("reject", "pause", "resume") and (aliases.experiment is None or aliases.experiment.challenger != version):
         raise BadRequest(f"version: no test of version {version} runs: reload the page", "version", 409)
 
 

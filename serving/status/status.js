@@ -26,10 +26,12 @@
     if (focused >= 0) section.querySelectorAll(reachable)[focused]?.focus({ preventScroll: true });
   };
 
-  const OF_TEST = ["pause", "resume"];
+  const OF_TEST = ["reject", "pause", "resume"], OFFERED = [...OF_TEST, "back"];
   const kinds = [...document.querySelectorAll("#hand [data-kind]")];
   const offer = () => {
-    for (const each of kinds) each.hidden = OF_TEST.includes(each.dataset.kind) && each.dataset.kind !== at("now").dataset.offers;
+    const offers = at("now").dataset.offers.split(" ");
+    for (const each of kinds) each.hidden = OFFERED.includes(each.dataset.kind) && !offers.includes(each.dataset.kind);
+    at("previous").textContent = at("now").dataset.previous;
     const select = at("version"), before = select.value;
     select.replaceChildren(at("choices").content.cloneNode(true));
     if ([...select.options].some((each) => each.value === before)) select.value = before;
@@ -76,7 +78,7 @@
   // --- moves by hand
 
   const say = (words) => { at("outcome").textContent = words; };
-  let kind = "", body = {};
+  let kind = "", path = "", body = {};
 
   // The token goes into this header alone: a cookie or a remembered password would be sent for other pages, too.
   const call = async (path, sent) => {
@@ -98,12 +100,15 @@
     button.addEventListener("click", () => {
       kind = button.dataset.kind;
       const now = at("now").dataset, ofTest = OF_TEST.includes(kind);
-      const version = ofTest ? now.challenger : at("version").value;
+      const version = ofTest ? now.challenger : kind === "back" ? now.previous : at("version").value;
+      path = "/admin/" + (kind === "back" ? "rollback" : kind);
       body = { version, champion: now.champion, reason: at("reason").value.trim() };
       if (!body.version || !body.reason || !at("token").value) return say("Choose a version, and give a reason and the token.");
       const left = kind === "promote" ? "retired" : "rolled back";
       at("summary").textContent = kind === "pause"
         ? `The test of version ${version} is paused: developers keep their versions, only a breach ends it, and its time goes on.`
+        : kind === "reject"
+        ? `The test of version ${version} ends, and the version is rejected; version ${body.champion} stays champion.`
         : kind === "resume"
         ? `The test of version ${version} goes on.`
         : version === body.champion
@@ -121,7 +126,7 @@
   at("confirm").addEventListener("click", async () => {
     at("sure").hidden = true;
     try {
-      let told = await call("/admin/" + kind, body);
+      let told = await call(path, body);
       while (told.state === "waiting") {
         say("waiting: " + told.message);
         await wait(2000);

@@ -9,12 +9,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from infra.records import Decision, ExperimentRecord, Verdict, VerdictName
+from infra.records import ExperimentRecord, Verdict, VerdictName
 from serving.access import Access
 from serving.gateway.generation import Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, Schema, answer_schema, answers, optional
 from serving.slots.arms import Arms
 from serving.status.data import StatusData
+from serving.status.views import decision_of
 
 NUMBER: Schema = {"type": "number"}
 COUNTS: Schema = {"type": "object", "additionalProperties": {"type": "integer"}}
@@ -69,7 +70,7 @@ def measurement(running: ExperimentRecord | None, data: StatusData) -> dict[str,
     if running and (last is None or last.experiment.id != running.id):  # opened since the gate last looked
         verdict, experiment = Verdict(verdict="undecided", reason="the gate has not looked yet"), running
     elif last:
-        final = _decision(data, last.experiment.id) or last
+        final = decision_of(data, last.experiment.id) or last
         verdict, experiment, time = final.verdict, last.experiment, final.decided
     else:
         empty: dict[str, Any] = dict.fromkeys(FIELDS)
@@ -82,9 +83,3 @@ def measurement(running: ExperimentRecord | None, data: StatusData) -> dict[str,
         "challenger": experiment.challenger,
         "time": time,
     }
-
-
-def _decision(data: StatusData, experiment: str) -> Decision | None:
-    """Return the decision that ended an experiment of one of the newest cycles."""
-    decisions = (cycle.decision for cycle in data.cycles if cycle.decision)
-    return next((decision for decision in decisions if decision.experiment.id == experiment), None)

@@ -27,6 +27,11 @@ def page_values(
     """
     # The analysis of an earlier test says nothing about the running one.
     analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None
+    probation = None
+    if analysis and running is None and (decision := decision_of(data, analysis.experiment.id)):
+        # Looks of the probation follow the verdict on the test.
+        probation = analysis if analysis.decided > decision.decided else None
+        analysis = decision
     errors = {"object store": status["store_error"], **data.problems}
     served = {served.project for cycle in data.cycles for served in cycle.manifest.served}
     return {
@@ -34,6 +39,7 @@ def page_values(
         "problems": [*status["problems"].items(), *((part, problem) for part, problem in errors.items() if problem)],
         "running": running is not None,
         "analysis": analysis,
+        "probation": probation,
         "asked": data.asked,
         "now": now,
         **_experiment(data, analysis, now),
@@ -42,6 +48,7 @@ def page_values(
         "versions": data.versions,
         "cycles": data.cycles[:MAX_CYCLES],
         "moves": data.moves,
+        "previous": previous(data),
         "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
         "links": links,
         "project": project,
@@ -50,6 +57,23 @@ def page_values(
         "latency": live_charts.latency(metrics.latency(now, project)),
         "timeline": live_charts.timeline(data.cycles, running, now),
     }
+
+
+def decision_of(data: StatusData, experiment: str) -> Decision | None:
+    """Return the decision that ended an experiment of one of the newest cycles."""
+    decisions = (cycle.decision for cycle in data.cycles if cycle.decision)
+    return next((decision for decision in decisions if decision.experiment.id == experiment), None)
+
+
+def previous(data: StatusData) -> str:
+    """Return the champion that was retired last and can be served again; empty if there is none."""
+    kept = {
+        version.version
+        for version in data.versions
+        if version.tags.get("state") == "retired" and not version.tags.get("checkpoint_removed")
+    }
+    retired = (change.version for move in data.moves for change in move.changes if change.after == "retired")
+    return next((version for version in retired if version in kept), "")
 
 
 def _experiment(data: StatusData, analysis: Decision | None, now: float) -> dict[str, Any]:

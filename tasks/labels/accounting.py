@@ -52,6 +52,9 @@ class RequestAccounting:
     (else the empty text)."""
     counts: WindowCounts
     settings: Collect
+    seen: Collection[str] = frozenset()
+    """Ids of completions that a sealed cycle has had, whose candidate is not the parent of the next one: they are trained on
+    again, with new ones."""
 
     @property
     def requests(self) -> int:
@@ -112,7 +115,14 @@ class RequestAccounting:
         """Return why the samples are too few for a cycle; None where they suffice."""
         samples, asked, buckets = self.samples.height, self.settings.min_samples, self.buckets
         if samples >= asked:
-            return None
+            new = samples - self.samples_of(self.seen).height
+            if new >= asked:
+                return None
+            return Waiting(
+                "TooFewNewSamples",
+                f"{new} of {samples} samples are new: the others were in a cycle whose candidate is not the champion; "
+                f"collect.min_samples asks for {asked} new ones",
+            )
         held = buckets["over_share"] + buckets["new_user"]
         if samples + held < asked:
             return Waiting("TooFewSamples", f"{samples} samples, collect.min_samples asks for {asked}")

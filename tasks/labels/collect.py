@@ -12,6 +12,7 @@ from infra.records import Manifest, Quarantined
 from infra.registry.client import Registry
 from infra.registry.lineage import Lineage, lineage
 from infra.settings import Settings
+from infra.storage import cycles
 from infra.storage.cycles import manifest_of
 from infra.storage.store import ObjectStore
 from tasks.labels import users
@@ -78,6 +79,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
     trained -= frozenset(labelled.filter("settled_late")["id"])
     distances = versions.distances(labelled["policy_version"].unique(), parent)
+    seen = trained_ids(store, others_since(store, manifests, window.since))
     counts = WindowCounts(requests=plan.requests, duplicates=read.duplicates, malformed=len(read.malformed))
     register = register_after(store, labelled, window.until, settings, now)
     labelled = users.with_admission(labelled, register)
@@ -87,8 +89,9 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         window=window,
         plan=plan,
         register=register,
-        accounting=classify(
-            labelled, distances, window.until, settings.collect, counts, trained, held_out_files(labelled, settings)
+        accounting=replace(
+            classify(labelled, distances, window.until, settings.collect, counts, trained, held_out_files(labelled, settings)),
+            seen=seen,
         ),
         orphans=read.orphans,
         malformed=read.malformed,
@@ -143,6 +146,18 @@ def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) 
             if manifest.until < oldest:
                 break
     return manifests
+
+
+def others_since(store: ObjectStore, manifests: Sequence[Manifest], since: float) -> list[Manifest]:
+    """Return the manifests of the sealed cycles that read requests after a time and are not of the ancestry, newest first."""
+    own, found = {manifest.cycle for manifest in manifests}, list[Manifest]()
+    for cycle in reversed(cycles.sealed(cycles.index(store))):
+        manifest = manifest_of(store, cycle)
+        if manifest.until <= since:
+            break
+        if cycle not in own:
+            found.append(manifest)
+    return found
 
 
 def trained_ids(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[str]:

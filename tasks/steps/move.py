@@ -1,4 +1,4 @@
-"""The steps of the flows `promote` and `rollback`."""
+"""The steps of the flows `promote`, `rollback` and `reject`."""
 
 from prefect.logging import get_run_logger
 
@@ -12,8 +12,11 @@ from tasks.steps.step import step
 
 @step("plan")
 def plan(context: Context, request: MoveRequest) -> Plan:
-    """Find the version to make champion, and check that it may be."""
+    """Find the version to make champion or to reject, and check that it may be."""
     planned = manual.plan(context.store, context.registry, request)
+    if planned.rejects and planned.running:
+        call_run(f"reject v{planned.running.challenger}", f"v{planned.running.challenger}")
+        return planned
     named = "promote" if planned.kind == "promote" else "roll back to"
     call_run(f"{named} v{planned.version}, was v{planned.champion or 'none'}", f"v{planned.version}")
     if planned.warning:
@@ -23,7 +26,7 @@ def plan(context: Context, request: MoveRequest) -> Plan:
 
 @step("move")
 def move(context: Context, request: MoveRequest) -> Decision:
-    """Make the version the champion, or end a paused test."""
+    """Make the version the champion, or reject the one in test."""
     decision = requested.carry_out(context.store, context.registry, request, context.now())
     assert decision, "only a pause has none"
     return decision

@@ -1,7 +1,11 @@
-"""Promote and roll back by hand, and pause a running test: until it is resumed only a breach ends it, and its clock goes on."""
+"""Promote, roll back and reject by hand, and pause a running test.
+
+Until a paused test is resumed only a breach ends it, and its clock goes on.
+"""
 
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from infra.records import Decision, ExperimentRecord, MoveRequest, Stage, State, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
@@ -41,17 +45,17 @@ class MovedMeanwhile(RuntimeError):
 class Plan:
     """What a manual move would do."""
 
-    kind: ManualKind
+    kind: ManualKind | Literal["reject"]
     version: str
-    """Version to make champion."""
+    """Version to make champion, or to reject; where a rollback ends a paused test, the champion that stays."""
     state: State
     """Its state now."""
     champion: str
     """The champion that it replaces; empty: there is none."""
     running: ExperimentRecord | None
     """The experiment that the move ends."""
-    ends_pause: bool = False
-    """A rollback of a paused test: its challenger is rejected, and the champion stays."""
+    rejects: bool = False
+    """The challenger of the running test is rejected, and the champion stays: a rejection, or a rollback of a paused test."""
     evaluation: str = "passed"
     """Verdict of the held-out gate on the version."""
 
@@ -68,8 +72,10 @@ class Plan:
 
     def summary(self) -> str:
         """Return the plan as a sentence."""
-        if self.ends_pause and self.running:
-            return f"version {self.version} stays champion; the paused test {self.running.id} ends, its challenger is rejected"
+        if self.rejects and self.running:
+            rejected = f"version {self.running.challenger} is rejected, and its test {self.running.id} ends"
+            return f"{rejected}; version {self.champion} stays champion"
+        assert self.kind != "reject"
         left = states.LEAVES[self.kind].replace("_", " ")
         ends = f"; the test {self.running.id} ends" if self.running else ""
         replaced = f", version {self.champion} is {left}" if self.champion else ""
@@ -80,7 +86,7 @@ class Plan:
 def plan(store: ObjectStore, registry: Registry, request: MoveRequest) -> Plan:
     """Return what a move would do; it changes nothing, but what has been moved in MLflow is recorded.
 
-    The request is a promotion or a rollback; without a version, it means the challenger or the newest retired champion.
+    Without a version, a promotion or a rejection means the challenger, and a rollback the newest retired champion.
 
     Raises:
         NothingToDo: no version is given, and there is none to choose.
@@ -91,9 +97,12 @@ def plan(store: ObjectStore, registry: Registry, request: MoveRequest) -> Plan:
     kind: ManualKind = "promote" if request.kind == "promote" else "roll_back"
     moves.catch_up(store, registry, request.time)
     aliases, version = registry.aliases(), request.version
+    if request.kind == "reject":
+        running = _test_of(registry, version or aliases.challenger or "")
+        return Plan("reject", running.challenger, "challenger", aliases.champion or "", running, rejects=True)
     paused = aliases.experiment and aliases.experiment.stage.name == "paused"
     if kind == "roll_back" and paused and version in ("", aliases.champion):
-        return Plan(kind, aliases.champion or "", "champion", aliases.champion or "", aliases.experiment, ends_pause=True)
+        return Plan(kind, aliases.champion or "", "champion", aliases.champion or "", aliases.experiment, rejects=True)
     version = version or _default(store, registry, kind, aliases)
     check_servable(registry, version)
     found = registry.version(version)
@@ -120,12 +129,26 @@ def rollback(store: ObjectStore, registry: Registry, request: MoveRequest) -> De
     Raises what `promote` raises.
     """
     planned = plan(store, registry, request)
-    if planned.ends_pause and planned.running:
-        verdict = Verdict(verdict="reject", reason=request.reason or "ended by hand, after no proof either way")
-        decision = Decision(experiment=planned.running, verdict=verdict, decided=request.time, by=request.by)
-        return release.conclude(store, registry, decision)
+    if planned.rejects and planned.running:
+        return _rejected(store, registry, planned.running, request, "ended by hand, after no proof either way")
     verdict = Verdict(verdict="promote", reason=request.reason or "rolled back")
     return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict))
+
+
+def reject(store: ObjectStore, registry: Registry, request: MoveRequest) -> Decision:
+    """End the running test of a version with a rejection, by default that of the challenger; the champion stays.
+
+    Raises NothingToDo where no test of it runs.
+    """
+    running = plan(store, registry, request).running
+    assert running, "the plan of a rejection names its test"
+    return _rejected(store, registry, running, request, "by hand")
+
+
+def _rejected(store: ObjectStore, registry: Registry, running: ExperimentRecord, request: MoveRequest, reason: str) -> Decision:
+    verdict = Verdict(verdict="reject", reason=request.reason or reason)
+    decision = Decision(experiment=running, verdict=verdict, decided=request.time, by=request.by)
+    return release.conclude(store, registry, decision)
 
 
 def decided(request: MoveRequest, version: str, champion: str, verdict: Verdict) -> Decision:
@@ -225,8 +248,9 @@ def resume(store: ObjectStore, registry: Registry, request: MoveRequest) -> None
 def _test_of(registry: Registry, version: str) -> ExperimentRecord:
     running = registry.aliases().experiment
     if running is None or running.challenger != version:
-        found = f"the test of version {running.challenger} does" if running else "none does"
-        raise NothingToDo(f"no test of version {version} runs, {found}; look at the status page and ask again")
+        named = f"no test of version {version} runs" if version else "no test runs"
+        found = f", the test of version {running.challenger} does" if running else ""
+        raise NothingToDo(f"{named}{found}; `tabloop history` and the status page show the last one")
     return running
 
 

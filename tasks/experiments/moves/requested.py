@@ -13,8 +13,18 @@ from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual
 from tasks.experiments.stages.states import IllegalMove
 
-MOVES = {"promote": manual.promote, "roll_back": manual.rollback, "pause": manual.pause, "resume": manual.resume}
-DONE = {"pause": "the test of version {version} is paused", "resume": "the test of version {version} goes on"}
+MOVES = {
+    "promote": manual.promote,
+    "roll_back": manual.rollback,
+    "reject": manual.reject,
+    "pause": manual.pause,
+    "resume": manual.resume,
+}
+DONE = {
+    "reject": "version {version} is rejected, and its test ended",
+    "pause": "the test of version {version} is paused",
+    "resume": "the test of version {version} goes on",
+}
 """Answers to requests that make no version champion."""
 AGAIN = "look at the status page and ask again"
 

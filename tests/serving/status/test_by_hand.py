@@ -95,7 +95,7 @@ async def test_a_mistake_is_told_at_once_and_asks_for_nothing(moved: House, chan
 
 
 async def test_a_running_test_is_paused_and_resumed_from_the_page(moved: House) -> None:
-    for path in ("/admin/pause", "/admin/resume"):
+    for path in ("/admin/pause", "/admin/resume", "/admin/reject"):
         response = await ask(moved, path=path)
         assert response.status_code == 409 and "no test of version 2 runs" in response.json()["error"]["message"]
     moved.registry.experiment = experiment()
@@ -105,6 +105,9 @@ async def test_a_running_test_is_paused_and_resumed_from_the_page(moved: House) 
         moved.clock += 10
         assert f"{kind} the test of 2" in await _page(moved)
     assert (await ask(moved, {**BODY, "version": "1"}, "/admin/pause")).status_code == 409
+    assert (await ask(moved, path="/admin/reject")).status_code == 202
+    moved.clock += 10
+    assert "reject version 2" in await _page(moved)
 
 
 async def test_while_registry_or_store_is_away_nothing_can_be_asked(moved: House) -> None:

@@ -115,7 +115,7 @@ async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_en
         assert expected in text, expected
     test = page[page.index('<section id="test"') : page.index('<section id="served"')]
     assert test.count("<figure>") == 3 and test.count('class="chart"') == 3 + len(METRICS)
-    assert 'data-challenger="2" data-offers="pause"' in page
+    assert 'data-challenger="2" data-previous="" data-offers="reject pause"' in page
     # More looks: the page reads what is new, and the chart follows.
     looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=verdict(1900)))
     house.clock += 10
@@ -129,6 +129,32 @@ async def test_a_test_that_has_ended_is_shown_with_its_looks(house: House) -> No
     await house.follow()
     page = await _page(house)
     assert "Last test: version 2 against 1" in page and page.count("<figure>") == 3 and "<progress" not in page
+
+
+async def test_looks_of_the_probation_leave_the_verdict_and_the_page_offers_the_way_back(house: House) -> None:
+    for number in ("1", "2"):
+        house.add_version(number)
+    house.registry.tags = {"1": {"state": "retired"}, "2": {"state": "champion"}}
+    record = await run_watched_test(house, time.time(), 200)
+    cycle = "cycle-000001"
+    _put(house, f"cycles/{cycle}/manifest.json", manifest(cycle))
+    outcome = CycleOutcome(cycle=cycle, result="registered", reason="better", version="2", experiment=record.id)
+    _put(house, f"cycles/{cycle}/outcome.json", outcome)
+    promoted = VERDICT.model_copy(update={"verdict": "promote", "reason": "accepted more"})
+    _put(house, f"decisions/{record.id}.json", Decision(experiment=record, verdict=promoted, decided=time.time() - 60, by="gate"))
+    changes = (
+        Change(version="2", before="challenger", after="champion"),
+        Change(version="1", before="champion", after="retired"),
+    )
+    _put(house, moves.key(1), Move(number=1, kind="promote", changes=changes, by="gate", reason="accepted more", time=NOON))
+    looked = VERDICT.model_copy(update={"verdict": "undecided", "reason": "16 and 3 users, 10 an arm are asked"})
+    house.registry.decision = Decision(experiment=record, verdict=looked, decided=time.time(), by="watch")
+    house.registry.experiment, house.registry.aliases = None, {"champion": "2"}
+    await house.follow()
+    page = await _page(house)
+    assert '<b class="yes">promote</b>' in page and "accepted more" in page
+    assert re.search(r"Probation of version 2, as of .+: 16 and 3 users", page)
+    assert 'data-previous="1" data-offers=" back"' in page
 
 
 async def test_the_page_is_served_while_the_registry_is_unavailable(house: House) -> None:

@@ -42,6 +42,25 @@ def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it
     assert life.registry.aliases == {"champion": "1"}
 
 
+@pytest.mark.parametrize("stage", ["shadow", "ramp", "test", "paused"])
+def test_a_running_test_ends_with_a_rejection_by_hand_in_every_stage(stage: str) -> None:
+    life = opened()
+    start = NOW + 1 if stage == "shadow" else at_ramp(life) if stage == "ramp" else at_test(life)
+    if stage == "paused":
+        manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", "wait", start + 1))
+    with pytest.raises(manual.NothingToDo, match="no test of version 3 runs, the test of version 2 does"):
+        manual.reject(life.store, life.registry.client, asked("reject", "3", "ada", "worse", start + 2))
+    planned = manual.plan(life.store, life.registry.client, asked("reject", "", "ada", "worse", start + 2))
+    assert planned.summary().startswith("version 2 is rejected, and its test ") and planned.version == "2"
+    decision = manual.reject(life.store, life.registry.client, asked("reject", "", "ada", "worse", start + 2))
+    assert (decision.verdict.verdict, decision.verdict.reason, decision.by) == ("reject", "worse", "ada")
+    last = log.newest(life.store)
+    assert last and (last.kind, last.by, last.reason) == ("reject", "ada", "worse")
+    assert life.registry.aliases == {"champion": "1"} and life.registry.versions["2"]["state"] == "failed"
+    with pytest.raises(manual.NothingToDo, match="no test runs"):
+        manual.reject(life.store, life.registry.client, asked("reject", "", "ada", "again", start + 3))
+
+
 def test_a_shadow_and_what_the_gate_paused_cannot_be_paused_or_resumed() -> None:
     life = opened()
     with pytest.raises(manual.NothingToDo, match="stage shadow, expected ramp or test"):

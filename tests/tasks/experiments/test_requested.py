@@ -81,9 +81,8 @@ def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int
     last = [(move.kind, move.by, move.stage) for move in log.backwards(store)][:2]
     assert last == [("advance", "ada", opened.stage.name), ("advance", "ada", "paused")]
     ask(store, "3", kind="pause", at=NOW + 70)
-    assert run(store, registry, NOW + 75) == [
-        ("refused", "no test of version 3 runs, the test of version 2 does; look at the status page and ask again")
-    ]
+    expected = "no test of version 3 runs, the test of version 2 does; `tabloop history` and the status page show the last one"
+    assert run(store, registry, NOW + 75) == [("refused", expected)]
 
 
 @pytest.mark.parametrize(

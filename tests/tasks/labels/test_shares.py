@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -107,6 +108,16 @@ def test_a_batch_of_one_user_waits_and_a_team_of_three_learns_knowingly() -> Non
     assert (team.buckets["trained"], team.waiting) == (60, None)
     few = account(*crowd_of(3, 2), limits=limits)
     assert few.waiting is not None and few.waiting.state == "TooFewSamples"
+
+
+def test_a_cycle_waits_for_labels_that_no_sealed_cycle_had() -> None:
+    found = account(*crowd_of(5, 8), limits=Collect(min_samples=20))
+    assert found.waiting is None
+    seen = replace(found, seen=frozenset(found.samples["id"].head(21)))
+    assert seen.samples.height == 40, "what was in the other cycle is trained on again"
+    assert seen.waiting is not None and seen.waiting.state == "TooFewNewSamples"
+    assert seen.waiting.reason.startswith("19 of 40 samples are new")
+    assert replace(found, seen=frozenset(found.samples["id"].head(20))).waiting is None
 
 
 def test_what_is_quarantined_leaves_the_shares_as_they_are_asked() -> None:
