@@ -15,6 +15,8 @@ from evals.developers.alternatives import parsed
 from infra.model.kept_text import TOKEN, common_weight
 
 NAME = re.compile(r"[^\W\d]\w*")
+RUN = re.compile(r"\w+|[^\w\s]+")
+"""A word, or a run of signs."""
 KNOWN = frozenset(dir(builtins)) | {"self", "cls"}
 KNOWN_ATTRIBUTES = frozenset(name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind))
 LINES_ABOVE = 3
@@ -22,7 +24,7 @@ LINES_ABOVE = 3
 LEAST_LINE = 5
 """Characters of a line whose repetition counts: shorter ones (`else:`, `)`) recur."""
 MOST_REPEATED = 3
-"""A token run that stands so many times in a row is a repetition."""
+"""Words and runs of signs that stand so many times in a row are a repetition."""
 
 
 def plausible(prefix: str, suffix: str, text: str) -> bool:
@@ -71,7 +73,7 @@ def _repeats(above: str, written: str, suffix: str) -> bool:
     long = [line for line in lines if len(line) >= LEAST_LINE]
     if any(line in near for line in long) or len(set(long)) < len(long):
         return True
-    tokens = TOKEN.findall(written)
+    tokens = RUN.findall(written)
     return any(
         tokens[at : at + size] * MOST_REPEATED == tokens[at : at + size * MOST_REPEATED]
         for size in range(1, len(tokens) // MOST_REPEATED + 1)
