@@ -5,8 +5,11 @@ demo starts the same deployments through Prefect's API. While one of them comput
 """
 
 import asyncio
+import math
+import re
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
@@ -16,8 +19,11 @@ from infra.records import ExperimentRecord
 from infra.registry.client import Registry, RegistryError
 from infra.settings.schema import Experiment
 from infra.storage.store import ObjectStore
+from tasks.trainer.run import LOG_NAME
 
 CYCLE, WATCH = "cycle", "experiment"
+STEP = re.compile(r"^step (\d+) of (\d+)\b", re.MULTILINE)
+"""A step's line in the trainer's log."""
 POLL_SECONDS, RETRY_SECONDS = 2.0, 15.0
 USUAL_SECONDS = {
     **{"look": 1.0, "collect": 4.0, "validate": 5.0, "estimate": 2.0, "reward": 4.0, "train": 190.0, "evaluate": 30.0},
@@ -69,6 +75,8 @@ class Loop:
     prefect: Orchestration
     traffic: Traffic
     view: View
+    work: Path
+    """Folder of the updates' working files, each with the trainer's log (train.folder)."""
 
     async def run(self) -> history.LoopState:
         """Run cycles and experiments. Return the final state. Raises RuntimeError where the registry does not answer."""
@@ -171,7 +179,10 @@ class Loop:
                     part.rename(f"{name}{task}")
                     if (now := task.strip(" ()")) != step:
                         step, began = now, time.monotonic()
-                    part.at(max(part.done, done_in(step, time.monotonic() - began)))
+                    seconds, done = time.monotonic() - began, trained(self.work) if step == "train" else None
+                    if seconds > USUAL_SECONDS.get(step, math.inf) and done is None:
+                        part.rename(f"{name} ({step}, longer than usual)")
+                    part.at(max(part.done, done_in(step, seconds, done)))
         finally:
             self.traffic.quiet = False
         return run
@@ -183,12 +194,20 @@ class Loop:
         self.view.arms({f"{name} v{version}": self.traffic.of_version(version) for name, version in chosen})
 
 
-def done_in(step: str, seconds: float) -> float:
+def done_in(step: str, seconds: float, done: float | None = None) -> float:
     """Return the usual seconds of a cycle up to so many seconds within a step; 0 for a step that is not known.
 
-    A step that takes longer than usual stays just before its end.
+    A step that takes longer than usual stays just before its end. `done`: the share of the step that is done, where it is known.
     """
     if step not in USUAL_SECONDS:
         return 0.0
     order = list(USUAL_SECONDS)
-    return sum(USUAL_SECONDS[name] for name in order[: order.index(step)]) + min(seconds, 0.95 * USUAL_SECONDS[step])
+    within = min(seconds, 0.95 * USUAL_SECONDS[step]) if done is None else done * USUAL_SECONDS[step]
+    return sum(USUAL_SECONDS[name] for name in order[: order.index(step)]) + within
+
+
+def trained(work: Path) -> float | None:
+    """Return the share of its steps that the newest update has taken, by the trainer's log; None before its first step."""
+    logs = sorted(work.glob(f"*/{LOG_NAME}"), key=lambda log: log.stat().st_mtime)
+    taken = STEP.findall(logs[-1].read_text(errors="replace")) if logs else []
+    return int(taken[-1][0]) / int(taken[-1][1]) if taken else None

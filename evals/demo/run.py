@@ -89,8 +89,8 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     async with Orchestration(settings.orchestration) as prefect:
         before = await asyncio.to_thread(history.read_state, store, registry)
         cycles = max(options.cycles, len(before.outcomes) + 1)  # a repeated demo runs at least one more cycle
-        deadline = began + 60 * options.minutes
-        loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view)
+        deadline, work = began + 60 * options.minutes, configuration.path(settings.train.folder)
+        loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view, work)
         address = developers.stack_address(settings)
         people = developers.RunSettings(
             address, options.users, options.seed, rate=options.rate, concurrency=options.concurrency, examples=EXAMPLES

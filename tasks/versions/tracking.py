@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CYCLE_RUN_TAG = "tabloop.cycle"
 REASON_TAG = "reason"
 REASON_CHARACTERS = 2000
-STEP = re.compile(r"^step \d+: (\{.*\})$")
+STEP = re.compile(r"^step \d+ of \d+: (\{.*\})$")
 """The line that the trainer prints for each step."""
 BATCH = 1000
 """Metrics per request to MLflow."""

@@ -1,11 +1,12 @@
 """The demo's view, as it is on a terminal of 80 columns and as plain lines, and its last screen."""
 
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from evals.demo.loop import USUAL_SECONDS, done_in
+from evals.demo.loop import USUAL_SECONDS, done_in, trained
 from evals.demo.report import LastScreen
 from evals.demo.view import View
 from evals.developers import Counts
@@ -79,7 +80,18 @@ def test_on_a_terminal_lines_that_stay_do_not_exceed_it() -> None:
 def test_the_steps_of_a_cycle_tell_how_far_it_is() -> None:
     assert done_in("look", 0) == done_in("unknown", 9) == 0
     assert done_in("train", 0) < done_in("train", 9) < done_in("train", 9_999) < done_in("evaluate", 0)
+    assert done_in("train", 9_999, 0.25) == done_in("train", 0) + 0.25 * USUAL_SECONDS["train"]
     assert done_in("evaluate", 0) == done_in("train", 0) + USUAL_SECONDS["train"] < sum(USUAL_SECONDS.values())
+
+
+def test_progress_of_training_is_that_of_the_trainers_own_steps(tmp_path: Path) -> None:
+    assert trained(tmp_path) is None
+    for cycle, lines in (("cycle-000001", "step 9 of 9: {}"), ("cycle-000002", "noise\nstep 1 of 8: {}\nstep 2 of 8: {}\nste")):
+        log = tmp_path / cycle / "trainer.log"
+        log.parent.mkdir()
+        log.write_text(lines)
+        os.utime(log, (0, int(cycle[-1])))
+    assert trained(tmp_path) == 0.25
 
 
 @pytest.mark.parametrize("improved", [True, False])

@@ -106,7 +106,7 @@ def test_a_run_cancelled_through_the_api_ends_as_cancelled_with_its_trainer(
         assert state
         return state
 
-    wait_for(lambda: log.exists() and "step 2:" in log.read_text(), TRAIN_SECONDS, state)
+    wait_for(lambda: log.exists() and "step 2 of" in log.read_text(), TRAIN_SECONDS, state)
     started = trainers(folder)
     assert len(started) >= 1 + orchestrated.settings.train.processes, "torchrun and its workers"
     assert state().is_running()

@@ -140,7 +140,7 @@ def update(
             "efficiency": operations / seconds / peak if peak else 0.0,
         }
         metrics = reports.metrics(totals, rows, readings)
-        log.info("step %d: %s", number, metrics.model_dump_json())
+        log.info("step %d of %d: %s", number, len(steps), metrics.model_dump_json())
         result.steps.append(metrics)
         result.bounded += sums.bounded
         result.trained.update(indices)

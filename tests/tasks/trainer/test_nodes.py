@@ -83,7 +83,7 @@ def test_a_lost_rank_of_another_node_ends_the_update_with_its_error_and_the_next
     said.clear()
     over_two, alone = trained(both, "cycle"), trained(Train(**shared), "alone")
     steps = [line.split(":")[0] for line in said if line.startswith("step")]
-    assert steps == ["step 1", "step 2", "step 3"] * 2, "one of the two nodes' processes prints"
+    assert steps == ["step 1 of 3", "step 2 of 3", "step 3 of 3"] * 2, "one of the two nodes' processes prints"
     weights, expected = (load_file(c.checkpoint / "model.safetensors") for c in (over_two, alone))
     # Adam's first steps are nearly signs, which rounding turns where a gradient is near zero.
     moved = load_file(tmp_path / "parent" / "model.safetensors")

@@ -21,7 +21,10 @@ STEPS = [
     StepMetrics.model_validate(dict.fromkeys(StepMetrics.model_fields, 0) | {"loss": 0.5 - number, "seconds": 2.0})
     for number in range(3)
 ]
-LINES = ["step 2 refused: the loss is not finite", *(f"step {1 + 2 * n}: {s.model_dump_json()}" for n, s in enumerate(STEPS))]
+LINES = [
+    "step 2 refused: the loss is not finite",
+    *(f"step {1 + 2 * n} of 9: {s.model_dump_json()}" for n, s in enumerate(STEPS)),
+]
 
 
 @pytest.fixture(scope="module")
