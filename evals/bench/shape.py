@@ -286,7 +286,7 @@ def updated(loop: Loop, samples: Sequence[Sample]) -> Candidate:
         **{"cycle": CYCLE, "created": time.time(), "champion": "0", "parent": "0", "since": 0.0, "until": 0.0, "completions": ()},
         **{"feedback": (), "samples": rows, "buckets": {}, "requests": len(samples), "settings_sha256": ""},
     )
-    output = TrainerOutput(loop.folder / "cycle", lambda line: loop.memory.mark(line.split(":")[0]))
+    output = TrainerOutput(loop.folder / "cycle", lambda line: loop.memory.mark(line.partition(" of ")[0]))
     candidate = train(loop.store, manifest, loop.base, TRAIN, output)
     if isinstance(candidate, UpdateRefused):
         raise RuntimeError(f"trainer: {candidate.reason}")
