@@ -8,6 +8,7 @@ import asyncio
 import math
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,17 +133,17 @@ class Loop:
         """Run the gate's deployment whenever the arms have enough requests, until it ends the experiment."""
         experiment = state.aliases.experiment
         assert experiment is not None
-        before = self.traffic.of_version(experiment.champion).answered
+        before = self._counts(experiment)
         needed = SETTLING * self.test.planned_requests
         name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
         with self.view.part(name, needed) as part:
             while state.aliases.experiment:
                 if await self._before_test(state.aliases.experiment):
-                    state, before = await self._state(), self.traffic.of_version(experiment.champion).answered
+                    state, before = await self._state(), self._counts(experiment)
                     continue
-                champion = self.traffic.of_version(experiment.champion).answered - before
-                count = min(self.traffic.of_version(experiment.challenger).answered, champion)
-                self._show_arms(experiment)
+                arms = {version: counts - before[version] for version, counts in self._counts(experiment).items()}
+                count = min(counts.answered for counts in arms.values())
+                self._show_test(experiment, arms)
                 part.at(count)
                 if count < needed and time.time() < experiment.started + self.test.max_seconds:
                     await asyncio.sleep(POLL_SECONDS)
@@ -187,11 +188,19 @@ class Loop:
             self.traffic.quiet = False
         return run
 
-    def _show_arms(self, experiment: ExperimentRecord | None = None) -> None:
-        """Show the acceptance of both arms of a test, else of each version that meets developers."""
-        versions = {"champion": experiment.champion, "challenger": experiment.challenger} if experiment else {}
-        chosen = versions.items() or [("version", v) for v in sorted(self.traffic.tally.by_version(), key=len)[-2:] if v]
-        self.view.arms({f"{name} v{version}": self.traffic.of_version(version) for name, version in chosen})
+    def _counts(self, experiment: ExperimentRecord) -> dict[str, Counts]:
+        """Return the sums of both versions of a test."""
+        return {version: self.traffic.of_version(version) for version in (experiment.champion, experiment.challenger)}
+
+    def _show_test(self, experiment: ExperimentRecord, arms: Mapping[str, Counts]) -> None:
+        """Show the sums of both arms since the test began."""
+        names = {experiment.champion: "champion", experiment.challenger: "challenger"}
+        self.view.arms({f"{names[version]} v{version} in the test": counts for version, counts in arms.items()})
+
+    def _show_arms(self) -> None:
+        """Show the sums of each version that meets developers."""
+        chosen = [version for version in sorted(self.traffic.tally.by_version(), key=len)[-2:] if version]
+        self.view.arms({f"version v{version}": self.traffic.of_version(version) for version in chosen})
 
 
 def done_in(step: str, seconds: float, done: float | None = None) -> float:

@@ -35,6 +35,9 @@ class Counts:
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def __sub__(self, other: "Counts") -> "Counts":
+        return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
     @property
     def answered(self) -> int:
         """The denominator of acceptance: requests that were not typed over, did not fail and did not stay unreported."""
