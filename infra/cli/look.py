@@ -7,6 +7,7 @@ import typer
 
 from infra.cli import errors
 from infra.cli.app import LOOK, command
+from infra.cli.loop import number_of
 
 if TYPE_CHECKING:
     from infra.storage.store import ObjectStore
@@ -34,7 +35,8 @@ def explain(
     subject: Annotated[str, typer.Argument(metavar="VERSION_OR_REQUEST", help='version, or id of a completion ("cmpl-...")')],
 ) -> int:
     """Explain where a version stands, or why a request was trained on or not."""
-    return _explain_version(subject) if subject.isdecimal() else _explain_request(subject)
+    version = number_of(subject)
+    return _explain_version(version) if version.isdecimal() else _explain_request(subject)
 
 
 def _explain_version(version: str) -> int:

@@ -16,8 +16,15 @@ Approve = Annotated[bool, typer.Option("--approve", help="wait until a person ha
 Remove = Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="only report, or change the data")]
 
 
+def number_of(version: str) -> str:
+    """Return the number of a version that may be written as pages show it, such as v3."""
+    return version[1:] if version[:1] == "v" and version[1:].isdecimal() else version
+
+
 def run(flow: str, **parameters: Any) -> int:
     """Run a deployment and return the exit code."""
+    if "version" in parameters:
+        parameters["version"] = number_of(parameters["version"])
     from infra import settings
     from infra.stack import flow_runs
 

@@ -31,6 +31,8 @@ STATE_TAG = "state"
 """Tag of a model version: its state after its latest move (tasks/experiments/stages/states.py); an alias wins over it."""
 REMOVED_TAG = "checkpoint_removed"
 """Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
+MOST_NAMED = 10
+"""Versions that an error lists."""
 PAGE = 200
 """Versions per request."""
 MOST_DESCRIPTION = 5000
@@ -139,8 +141,17 @@ class Registry:
         return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
 
     def version(self, version: str) -> ModelVersion:
-        """Return a version. Raises NotRegistered if it does not exist."""
-        return _version(self._call("GET", "model-versions/get", params={"name": self.model, "version": version})["model_version"])
+        """Return a version. Raises NotRegistered, with the versions that exist, if it does not."""
+        try:
+            if not version.isdecimal():
+                raise NotRegistered(version)
+            found = self._call("GET", "model-versions/get", params={"name": self.model, "version": version})
+        except NotRegistered:
+            known = ", ".join(each.version for each in self.versions()[-MOST_NAMED:]) or "none"
+            raise NotRegistered(
+                f"model {self.model!r}: no version {version}; the latest are {known}. `tabloop history` lists their moves"
+            ) from None
+        return _version(found["model_version"])
 
     def versions(self) -> list[ModelVersion]:
         """Return all versions, oldest first."""
