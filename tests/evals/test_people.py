@@ -119,7 +119,7 @@ def test_without_a_text_in_mind_a_plausible_text_is_taken_and_stands():
 
 
 def test_wrong_suggestions_lower_attention_and_silence_restores_it():
-    people = replace(PEOPLE, switches_off=5, off_pauses=2)
+    people = replace(PEOPLE, unread=0.083, switches_off=5, off_pauses=2)
     attention = Attention(people)
     assert attention.reads(0.01, 1.5, 0.1) and not attention.reads(0.01, 1.5, 1.6)  # late
     for _ in range(4):
