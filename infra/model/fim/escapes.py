@@ -36,6 +36,8 @@ class Unescaping:
 
     def feed(self, text: str) -> str:
         """Add text; return the code that is complete."""
+        if self.ended:
+            return ""
         self._kept += text
         code = ""
         while not self.ended and (found := self._escapes.pattern.search(self._kept)):
