@@ -61,9 +61,10 @@ def policy(settings: Settings) -> Policy:
     model = settings.model
     champion = settings.serving.sampling
     challenger = settings.serving.challenger_sampling or champion
-    tokenizer = load_tokenizer(settings_.path(model.base))
+    base = settings_.path(model.base)
+    tokenizer = load_tokenizer(base)
     renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
-    policy = Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer))
+    policy = Policy(tokenizer, renderer, {"champion": champion, "challenger": challenger}, stop_token_ids(tokenizer, base))
     context = settings.serving.engine_arguments.get("max_model_len")
     if context is not None and context < policy.max_context:
         raise SystemExit(

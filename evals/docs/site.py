@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import SecretStr
 
-from evals.docs import commands_page, http_page, records_page, settings_page
+from evals.docs import commands_page, formats_page, http_page, records_page, settings_page
 from infra.settings import Settings
 from serving.__main__ import wire
 from serving.gateway.dialects import CLIENT_NAMES
@@ -64,6 +64,7 @@ def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
         "reference/http.md": http_page.http_page(app),
         **{f"reference/{name}": text for name, text in records_page.pages().items()},
         "reference/commands.md": commands_page.page(root),
+        "reference/formats.md": formats_page.page(),
     }
 
 

@@ -1,6 +1,6 @@
 """Token ids to text, one token at a time, up to the first stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -17,23 +17,24 @@ def load_tokenizer(model: Path) -> Tokenizer:
     return Tokenizer.from_file(str(file))
 
 
-def stop_token_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that end a completion: the FIM tokens, none of which belongs in code."""
-    identifiers = (tokenizer.token_to_id(token) for token in fim.SPECIAL_TOKENS)
-    return sorted(identifier for identifier in identifiers if identifier is not None)
+def stop_token_ids(tokenizer: Tokenizer, model: Path | None = None) -> list[int]:
+    """Return the tokens that end a completion: the tokenizer's control tokens, and those that the checkpoint declares."""
+    return fim.end_token_ids(tokenizer, model)
 
 
 class Detokenizer:
     """Turns sampled tokens into text that may be shown.
 
-    Text that may be the beginning of a stop string, or half a character, is kept until more tokens arrive. `text` is the text
-    returned so far.
+    Text that may be the beginning of a stop string, or half a character, is kept until more tokens arrive. The text ends before
+    the first of the tokens `ends` (None: those of the tokenizer), whose own text is no stop string: in code it is code. `text` is
+    the text returned so far.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], ends: Collection[int] | None = None) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._stop = stop
+        self._end_ids = frozenset(stop_token_ids(tokenizer) if ends is None else ends)
+        self._stop = [one for one in stop if tokenizer.token_to_id(one) not in self._end_ids]
         self.generated = ""
         """All text, including the text not returned yet."""
         self.text = ""
@@ -41,14 +42,20 @@ class Detokenizer:
         """Length in characters of the generated text after each token."""
         self.stopped = False
         """Whether a stop string was found."""
+        self.ended = False
+        """Whether a token that ends the text was added; tokens behind it are ignored."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Add tokens; return the text that may be shown now."""
         before = len(self.generated)
         for token in token_ids:
-            self.generated += self._stream.step(self._tokenizer, token) or ""
+            if self.ended:
+                break
+            self.ended = token in self._end_ids
+            self.generated += "" if self.ended else self._stream.step(self._tokenizer, token) or ""
             self.ends.append(len(self.generated))
-        return self._release(before)
+        text = self._release(before)
+        return text + self.flush() if self.ended else text
 
     def feed_text(self, text: str) -> str:
         """Add text, of a server that reports no tokens; return the text that may be shown now."""

@@ -72,7 +72,7 @@ class Generation:
         self.prompt = self._full_prompt = self.policy.prompt(self.request.prefix, self.request.suffix)
         self.engine_request: EngineRequest | None = None
         """The request as sent to the engine; None before."""
-        self._detokenizer = Detokenizer(self.policy.tokenizer, self.request.stop)
+        self._detokenizer = Detokenizer(self.policy.tokenizer, self.request.stop, self.policy.stop_token_ids)
         self._route: Route | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
@@ -218,7 +218,8 @@ class Generation:
                 async for delta in deltas:
                     self._add(delta)
                     display.update(self._logprobs, self._detokenizer.ends, self._detokenizer.generated)
-                    cut: FinishReason | None = "stop" if self._detokenizer.stopped or display.ended else None
+                    ended = self._detokenizer.stopped or self._detokenizer.ended or display.ended
+                    cut: FinishReason | None = "stop" if ended else None
                     if not cut and not delta.finish and self._line_time_is_over():
                         cut = "length"
                     self.finish = cut or self.finish
@@ -273,8 +274,6 @@ class Generation:
         """Collect a delta."""
         if self._first is None:
             self._first = time.perf_counter()
-        self._token_ids += delta.token_ids
-        self._logprobs += delta.logprobs
         if delta.version not in self._delta_versions:
             self._delta_versions.append(delta.version)
         if delta.finish:
@@ -282,6 +281,9 @@ class Generation:
             self._spans = delta.spans
         if delta.text is None:
             self._detokenizer.feed(delta.token_ids)
+            taken = len(self._detokenizer.ends) - len(self._token_ids)  # none behind a token that ends the completion
+            self._token_ids += delta.token_ids[:taken]
+            self._logprobs += delta.logprobs[:taken]
         else:
             self._detokenizer.feed_text(delta.text)
 

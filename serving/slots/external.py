@@ -20,9 +20,11 @@ from typing import Any
 import aiohttp
 
 from infra.model import fim
+from infra.model.fim.escapes import Escapes
 from infra.settings.schema import External
-from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Finish, Health, SwapRefused, SwapResult, WrongVersion
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.slots.client import SWAP_SECONDS, EngineDown, RequestRefused
+from serving.slots.completion_stream import CompletionStream
 from serving.slots.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -36,10 +38,10 @@ MIN_CODE_TOKENS = 16
 """Fewest tokens of code for which a context must have space."""
 LABEL, PARTIAL_LABEL = "tabloop-", "tabloop-half-loaded"
 """Prefix of the label that stores the version in the server, for every replica and restarted app; the label during a swap."""
-DATA, DONE = b"data:", b"[DONE]"
+MAX_UNKNOWN = 100
+"""Most finish reasons that are logged."""
 REFUSALS = (400, 413, 422)
 """HTTP statuses of a request that the server refuses for its contents."""
-FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
 class ExternalEngine:
@@ -57,6 +59,10 @@ class ExternalEngine:
         """None: not probed yet, or down since."""
         self.max_context: int | None = None
         self.url = setting.url
+        controls = fim.control_tokens(policy.tokenizer)
+        self._escapes = Escapes({*fim.SPECIAL_TOKENS, *filter(fim.is_marker, controls)})
+        self._unknown: set[str] = set()
+        """Finish reasons that were logged."""
         self.weights_fixed = setting.swap == "none"
 
     @property
@@ -84,9 +90,9 @@ class ExternalEngine:
                     # Without the response's text, which may quote the developer's code: this goes into a log.
                     error_type = RequestRefused if response.status in REFUSALS else EngineDown
                     raise error_type(f"{self.url}: HTTP {response.status}")
-                finished = False
+                finished, stream = False, CompletionStream(version, None if has_tokens else self._escapes, self._unknown_reason)
                 async for line in response.content:  # read to the end, so that the connection can be reused
-                    if finished or (delta := _delta(line, version, has_tokens)) is None:
+                    if finished or (delta := stream.delta(line)) is None:
                         continue
                     if finished := delta.finish is not None:
                         # Another replica may have swapped the weights in the meantime.
@@ -99,7 +105,7 @@ class ExternalEngine:
         except EngineDown:
             self._untrainable_reason = None
             raise
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._untrainable_reason = None
             raise EngineDown(f"{self.url}: {type(error).__name__}") from error
 
@@ -187,8 +193,14 @@ class ExternalEngine:
         return body | {"prompt": self._text(request.prompt_token_ids), "stop": list(fim.SPECIAL_TOKENS[:MAX_STOPS])}
 
     def _text(self, token_ids: list[int]) -> str:
-        """Return a prompt as text with its FIM markers. Rendering has split any marker inside the code itself."""
-        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=False)
+        """Return a prompt as text with its FIM markers, those inside the code itself escaped."""
+        return self._policy.renderer.text_of(token_ids, self._escapes.escape)
+
+    def _unknown_reason(self, reason: str) -> None:
+        """Log a finish reason that is not known, once."""
+        if reason not in self._unknown and len(self._unknown) < MAX_UNKNOWN:
+            self._unknown.add(reason)
+            log.warning("%s: unknown finish_reason %r: taken as the end of the completion", self.url, reason)
 
     async def _current_version(self) -> str:
         """Return the version that the server holds. Raises EngineDown."""
@@ -266,31 +278,6 @@ class ExternalEngine:
             raise
         except (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
             raise EngineDown(f"{url}: {type(error).__name__}: {error}") from error
-
-
-def _delta(line: bytes, version: str, has_tokens: bool) -> Delta | None:
-    """Parse one line of the stream; None if it has no tokens. Raises ValueError, LookupError or TypeError if it is malformed."""
-    if not line.startswith(DATA):
-        return None
-    data = line.removeprefix(DATA).strip()
-    if data == DONE:
-        if has_tokens:
-            raise ValueError("[DONE] before a finish_reason")
-        return Delta([], [], version, "stop", text="")  # some services send no finish_reason
-    chunk = json.loads(data)
-    if "error" in chunk:
-        raise ValueError("an error in the stream")
-    if not chunk["choices"]:
-        return None
-    choice = chunk["choices"][0]
-    reason = choice.get("finish_reason")
-    finish = FINISHES.get(reason, "abort") if reason else None
-    if not has_tokens:
-        return Delta([], [], version, finish, text=choice.get("text") or "")
-    logprobs = choice["logprobs"]["token_logprobs"] if choice["token_ids"] else []
-    if len(logprobs) != len(choice["token_ids"]):
-        raise ValueError("the numbers of log-probabilities and token ids differ")
-    return Delta(choice["token_ids"], logprobs, version, finish)
 
 
 def _top(choice: Mapping[str, Any]) -> dict[str, float]:

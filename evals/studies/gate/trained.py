@@ -87,9 +87,9 @@ def train(base: Path, folder: Path, recipe: Recipe, places: Sequence[Position], 
     torch.manual_seed(0)
     torch.set_num_threads(1)  # as in tasks/evaluation/models/generation.py: on shared cores, two threads take longer
     renderer, most = renderer_of(base, settings.model), settings.serving.sampling.max_tokens
-    encode, end = renderer.encoder.encode, [renderer.end] if recipe.ends else []
+    end = [renderer.end] if recipe.ends else []
     rows: list[Example] = [
-        (renderer.render(place.prefix, place.suffix), encode(recipe.target(place), add_special_tokens=False).ids[:most] + end)
+        (renderer.render(place.prefix, place.suffix), renderer.encode(recipe.target(place))[:most] + end)
         for place in places[: recipe.steps * BATCH if recipe.places is None else recipe.places]
     ]
     logging.disable_progress_bar()

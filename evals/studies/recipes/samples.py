@@ -12,7 +12,7 @@ from evals.base_model import tuning, update
 from evals.developers import Pause, Schedule
 from evals.studies.judged import cycles
 from evals.studies.recipes.stream import PROJECT, Label, mined
-from infra.model.fim import Renderer
+from infra.model.fim import Renderer, code_encoder
 from infra.model.kept_text import kept_characters
 from infra.records import Sample
 from infra.settings import Settings
@@ -169,7 +169,7 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
     completions = given.complete(RLINF_TEMPERATURE)
     answered = [n for n, c in enumerate(completions) if shown_sample(given, n, c, 1.0).outcome in ("accepted", "rejected")]
     shown = [given.pauses[n].answer(completions[n].text)[0].shown for n in answered]
-    tokens = [given.tokenizer.encode(text, add_special_tokens=False).ids for text in shown]
+    tokens = [code_encoder(given.tokenizer).encode(text, add_special_tokens=False).ids for text in shown]
     scores = given.generator.score([(completions[n].prompt, ids) for n, ids in zip(answered, tokens, strict=True)])
     samples = [
         shown_sample(given, n, replace(completions[n], tokens=tuple(ids), logprobs=tuple(logprobs)), 1.0)

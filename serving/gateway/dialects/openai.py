@@ -92,16 +92,13 @@ def _request(body: Fields) -> CompletionRequest:
         if (value := body.get(name)) is not None and not any(_same(value, each) for each in allowed):
             expected = f"expected {allowed[0]!r} or nothing" if allowed else "leave it out"
             raise BadRequest(f"{name}: {short(value)} is not supported, {expected}: {why}", name)
-    path = ""
-    if (suffix := body.get("suffix")) is None:
-        try:
-            context = fim.parse_prompt(prompt)
-        except ValueError as error:
-            raise BadRequest(str(error), "prompt") from None
-        prefix, suffix, path = context.prefix, context.suffix, fim.path_of(context)
-    else:
-        prefix, suffix = prompt, read_text(body, "suffix")
-    return CompletionRequest(prefix, suffix, read_count(body, "max_tokens"), read_stop(body), language=language(path), path=path)
+    suffix = None if body.get("suffix") is None else read_text(body, "suffix")
+    try:
+        context = fim.read_request(prompt, suffix)
+    except ValueError as error:
+        raise BadRequest(str(error), "prompt") from None
+    path, max_tokens = fim.path_of(context), read_count(body, "max_tokens")
+    return CompletionRequest(context.prefix, context.suffix, max_tokens, read_stop(body), language=language(path), path=path)
 
 
 def _same(value: object, allowed: object) -> bool:

@@ -4,12 +4,13 @@ process of evals (evals/compare/in_process.py)."""
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from infra.model.fim import SPECIAL_TOKENS, Renderer
+from infra.model.fim import Renderer, end_token_ids
 from infra.settings.schema import Model, Sampling
 
 Progress = Callable[[int], None]
@@ -31,6 +32,8 @@ class Text:
 
     tokenizer: Tokenizer
     renderer: Renderer
+    ends: tuple[int, ...]
+    """The tokens that end a completion; none is valid code."""
 
     @classmethod
     def of(cls, checkpoint: Path, model: Model) -> "Text":
@@ -39,17 +42,13 @@ class Text:
         if not file.exists():
             raise ValueError(f"checkpoint {checkpoint}: no tokenizer.json; give a Hugging Face layout (`tabloop base` makes one)")
         tokenizer = Tokenizer.from_file(str(file))
-        return cls(tokenizer, Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens))
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end a completion; none is valid code."""
-        found = (self.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS)
-        return tuple(sorted(token for token in found if token is not None))
+        renderer = Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
+        return cls(tokenizer, renderer, tuple(end_token_ids(tokenizer, checkpoint)))
 
     def served(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
-        """Return the text of sampled tokens as it is served: without end tokens, up to the stop string that ends first."""
-        return up_to(self.tokenizer.decode(list(tokens), skip_special_tokens=True), stop)
+        """Return the text of sampled tokens as it is served: up to the first end token, and the stop string that ends first."""
+        kept = list(takewhile(lambda token: token not in self.ends, tokens))
+        return up_to(self.tokenizer.decode(kept, skip_special_tokens=True), stop)
 
 
 class NoWeights(ValueError):

@@ -19,6 +19,7 @@ from typer.main import get_command
 from evals.docs import site
 from evals.docs.site import describe
 from infra import cli
+from infra.model.fim import FORMATS, REFUSED
 from infra.records import Completion, Feedback, Record, ShadowCopy
 from infra.settings import LOCAL, ROOT, Settings, load
 from serving.metrics import Metrics
@@ -131,6 +132,18 @@ def test_every_command_of_tabloop_has_its_row(pages: dict[str, str]) -> None:
     assert isinstance(group, TyperGroup)
     section = pages["reference/commands.md"].partition("\n## make\n")[0]
     assert re.findall(r"^\| `([^`]+)` \| \S", section, re.MULTILINE) == sorted(names(group))
+
+
+def test_every_format_of_a_prompt_has_its_row_and_a_test_that_sends_it(pages: dict[str, str]) -> None:
+    rows = [line.split(" | ") for line in pages["reference/formats.md"].splitlines() if line.startswith("| ")]
+    named = {row[0].removeprefix("| "): row for row in rows}
+    for each in FORMATS:
+        _, recognized, split, stops, clients, tested = named[each.name]
+        shown = [marker.strip().replace("|", "\\|") for marker in each.markers]
+        assert f"`{shown[0]}`" in recognized and f"`{shown[1]}`" in split and clients == each.clients
+        assert all(f"`{marker}`" in stops for marker in shown)
+        assert (ROOT / tested.split("`")[1]).exists() and each.name in tested
+    assert [each.name for each in REFUSED if named[each.name][2] != f"{each.setting} |"] == []
 
 
 def test_no_link_of_a_page_is_dead(pages: dict[str, str]) -> None:

@@ -1,5 +1,8 @@
 """FIM prompts: parsing undoes framing, code cannot break the frame, cuts keep the code next to the cursor."""
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -7,23 +10,30 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from infra.model.fim import (
     END,
-    FOREIGN,
-    FOREIGN_SPM,
+    FORMATS,
     MIDDLE,
     PREFIX,
+    REFUSED,
     SPECIAL_TOKENS,
     SUFFIX,
     Context,
+    Format,
     Order,
     Renderer,
     parse_prompt,
+    path_of,
+    read_request,
     request_context,
 )
+from infra.model.fim.formats import MARKERS
+from infra.model.fim.tokens import control_tokens, end_token_ids
 
-MARKERS = {*SPECIAL_TOKENS, *(marker.strip() for frame in FOREIGN + FOREIGN_SPM for marker in frame if marker)}
 # Hypothesis sometimes draws constants of the program, which include markers.
-plain = st.text(max_size=40).filter(lambda text: not any(marker in text for marker in MARKERS))
+plain = st.text(max_size=40).filter(lambda text: not set("<[#") & set(text) and not text.startswith(("You are", "```")))
 code = st.lists(plain | st.sampled_from(SPECIAL_TOKENS), max_size=6).map("".join)
+EVERY_MARKER = sorted({*MARKERS, *(marker for each in FORMATS for marker in each.markers), "\u200b", "<|", "fim_middle|>"})
+documents = st.lists(st.text(max_size=12) | st.sampled_from(EVERY_MARKER), max_size=8).map("".join)
+"""Code of any code points, with markers of every format in it."""
 
 
 def tokenizer() -> Tokenizer:
@@ -69,9 +79,51 @@ def renderer(order: Order, prefix: int = 10_000, suffix: int = 10_000) -> Render
     return Renderer(TOKENIZER, order, prefix, suffix)
 
 
-@given(code, plain, st.text(alphabet="ab\n", max_size=10))
-def test_parsing_a_framed_prompt_returns_its_parts(prefix: str, suffix: str, preamble: str) -> None:
-    assert parse_prompt(frame_prompt(prefix, suffix, preamble)) == Context(prefix, suffix, preamble)
+def read(prompt: str, suffix: str | None = None) -> Context | None:
+    """Return the context of a prompt, None if it is refused with its value and the client's setting."""
+    try:
+        return read_request(prompt, suffix)
+    except ValueError as error:
+        assert str(error).startswith(f"prompt: {prompt[:40]!r}")
+        return None
+
+
+@pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
+@given(documents, documents, st.sampled_from(["", "ab\n", "FILES"]))
+def test_a_document_with_any_markers_is_read_byte_for_byte_or_refused(
+    each: Format, prefix: str, suffix: str, preamble: str
+) -> None:
+    preamble = (f"{each.files[0]}a.py\nx = 1\n" if each.files else "") if preamble == "FILES" else preamble
+    context = read(each.prompt(prefix, suffix, preamble))
+    if each.header and prefix.startswith(each.header):
+        assert context is None or context.preamble + context.prefix == prefix
+    else:
+        assert context in (None, Context(prefix, suffix, preamble))
+        assert context or any(marker.strip() in preamble + prefix + suffix for marker in EVERY_MARKER) or preamble
+
+
+@pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
+@given(plain, plain, st.text("ab\n", max_size=10))
+def test_code_without_markers_is_read_in_every_format(each: Format, prefix: str, suffix: str, preamble: str) -> None:
+    prompt = each.prompt(prefix, suffix, preamble)
+    assert parse_prompt(prompt) == Context(prefix, suffix, preamble)
+    assert read_request(prompt, "") == Context(prefix, suffix, preamble), "an empty suffix beside a marked prompt"
+    with pytest.raises(ValueError, match="suffix"):
+        read_request(prompt, "more")
+    assert request_context(prompt, "more" + prefix, suffix) == (prefix, suffix)
+
+
+@pytest.mark.parametrize("each", [each for each in FORMATS if each.middle], ids=lambda each: each.name)
+@given(plain, plain, st.text("ab \n", min_size=1, max_size=10))
+def test_text_behind_the_middle_marker_belongs_to_the_prefix(each: Format, prefix: str, suffix: str, tail: str) -> None:
+    whole = each.prompt(prefix, suffix).removesuffix(each.closing)
+    assert parse_prompt(whole + tail) == Context(prefix + tail, suffix)
+
+
+@given(documents, st.sampled_from(["", "x"]))
+def test_code_beside_a_suffix_is_code(document: str, suffix: str) -> None:
+    assert read(document, suffix) in (Context(document, suffix), None)
+    assert read("x" + document + "x", "x") == Context("x" + document + "x", "x"), "no frame begins or ends it"
 
 
 @given(plain)
@@ -83,59 +135,123 @@ def test_the_outermost_markers_are_the_frame() -> None:
     assert parse_prompt(frame_prompt(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")) == Context(f"a{PREFIX}b{MIDDLE}", f"c{MIDDLE}d")
 
 
-@pytest.mark.parametrize("prompt", [f"{PREFIX}a", f"{SUFFIX}a{MIDDLE}", f"a{SUFFIX}b", f"{PREFIX}a{MIDDLE}", f"a{MIDDLE}"])
+@pytest.mark.parametrize("prompt", [f"{PREFIX}a", f"{SUFFIX}a{MIDDLE}", f"{PREFIX}a{MIDDLE}", f"a{MIDDLE}", f"{MIDDLE}x{PREFIX}"])
 def test_the_error_for_markers_in_another_order_names_the_template(prompt: str) -> None:
     with pytest.raises(ValueError, match="Qwen's template"):
         parse_prompt(prompt)
 
 
-OTHER_TEMPLATES = (  # as Continue renders them for models that it does not recognise as Qwen's
-    "{preamble}<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
-    "{preamble}<PRE> {prefix} <SUF>{suffix} <MID>",
-    "{preamble}<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
-)
-
-
-@pytest.mark.parametrize("template", OTHER_TEMPLATES)
-@given(plain, plain, st.text(alphabet="ab\n", max_size=10))
-def test_the_frame_of_another_model_is_parsed(template: str, prefix: str, suffix: str, preamble: str) -> None:
-    prompt = template.format(prefix=prefix, suffix=suffix, preamble=preamble)
-    assert parse_prompt(prompt) == Context(prefix, suffix, preamble)
-    assert request_context(prompt, "more" + prefix, suffix) == (prefix, suffix)
-
-
-@pytest.mark.parametrize("template", ["[SUFFIX]{}[PREFIX]{}", "<[fim-suffix]>{}<[fim-prefix]>{}<[fim-middle]>"])
-def test_a_frame_with_the_suffix_first_is_parsed_unless_it_is_ambiguous(template: str) -> None:
-    assert parse_prompt(template.format("\nprint(1)\n", "def f(x):\n    ")) == Context("def f(x):\n    ", "\nprint(1)\n")
-    with pytest.raises(ValueError, match="Qwen's template"):
-        parse_prompt(template.format("a[PREFIX]<[fim-prefix]>", "b"))
-
-
 @pytest.mark.parametrize(
     "prompt",
-    [
-        "<fim_suffix>a<fim_prefix>b<fim_middle>",
-        "b <MID>",
-        "<｜fim▁hole｜>a<｜fim▁end｜>",
-        "[SUFFIX]a",
-        "<fim_prefix>a<fim_middle>",
-    ],
+    ["b <MID>", "<｜fim▁hole｜>a<｜fim▁end｜>", "[SUFFIX]a", "<fim_prefix>a<fim_middle>", "<|code_prefix|>a<|code_middle|>"],
 )
 def test_an_unknown_frame_is_refused(prompt: str) -> None:
     with pytest.raises(ValueError, match=r"Qwen's template.*'qwen' and 'coder'"):
         parse_prompt(prompt)
 
 
+def test_markers_that_may_be_code_or_the_frame_are_refused() -> None:
+    for prompt in (
+        frame_prompt(f'x = "{SUFFIX}"', "y"),
+        f"{PREFIX}a{SUFFIX}b{MIDDLE}c{MIDDLE}d",
+        f'ALL = ("{PREFIX}", "{SUFFIX}", "{MIDDLE}")\n',
+    ):
+        with pytest.raises(ValueError, match="code"):
+            parse_prompt(prompt)
+    listed = f'ALL = ("{PREFIX}", "{SUFFIX}", "{MIDDLE}")\n'
+    assert read_request(listed, "") == Context(listed, "") and read_request(listed, "\n") == Context(listed, "\n")
+
+
 def test_markers_of_other_models_in_code_stay_text() -> None:
-    for code in ('tokens = ["<fim_prefix>", "<fim_middle>"]\n', "a [SUFFIX] b", "see <PRE> and <MID>\n"):
+    for code in ('tokens = ["<fim_prefix>", "<fim_middle>"]\n', "a [SUFFIX] b", "see <PRE> and <MID>\n", f"a{SUFFIX}b"):
         assert parse_prompt(code) == Context(code, "")
-        assert parse_prompt(frame_prompt(code, code)) == Context(code, code)
+        if SUFFIX not in code:
+            assert parse_prompt(frame_prompt(code, code)) == Context(code, code)
+
+
+PROMPTS = (  # as the clients' templates make them
+    ("<|repo_name|>r\n<|file_sep|>o.py\nx\n<|file_sep|>src/a.py\n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>", "src/a.py"),
+    ("<file_sep>x = 1\n<file_sep><fim_prefix>P<fim_suffix>S<fim_middle>", ""),
+    ("<reponame>r\n<file_sep>o.py \nx\n<file_sep>src/a.py \n<fim_prefix>P<fim_suffix>S<fim_middle>", "src/a.py"),
+    ("<|file_separator|>o.py \nx\n<|file_separator|>src/a.py \n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>", "src/a.py"),
+    ("<filename>src/a.py\n<fim_suffix>S<fim_prefix>P<fim_middle>", "src/a.py"),
+    ("[SUFFIX]S[PREFIX]+++++ o.py\nx\n\n+++++ src/a.py\nP", "src/a.py"),
+    ("# o.py \nx\n# src/a.py \n[SUFFIX]S[PREFIX]P[MIDDLE]", ""),
+    ("[SUFFIX]S[PREFIX]P", ""),
+    ("#o.py\nx\n#src/a.py\n<｜fim▁begin｜>P<｜fim▁hole｜>S<｜fim▁end｜>", ""),
+    (
+        "<|user|>\n###REFERENCE:\n###PATH:o.py\nx\n\n###PATH:src/a.py\n###LANGUAGE:python\n###MODE:BLOCK\n"
+        "<|code_suffix|>S<|code_prefix|>P<|code_middle|><|assistant|>\n",
+        "src/a.py",
+    ),
+    ("<PRE>P <SUF>S <MID>", ""),
+)
+
+
+@pytest.mark.parametrize(("prompt", "path"), PROMPTS)
+def test_the_preamble_of_a_family_names_the_file(prompt: str, path: str) -> None:
+    context = parse_prompt(prompt)
+    assert (context.prefix, context.suffix, path_of(context)) == ("P", "S", path)
+
+
+OTHER_PROMPTS = {
+    "Zed's next-edit format zeta2": (
+        "<[fim-suffix]>\nafter\n<[fim-prefix]><filename>edit_history\n--- a/a.py\n\n<filename>a.py\nx\n<<<<<<< CURRENT\n"
+        "y = <|user_cursor|>\n=======\n<[fim-middle]>",
+        "<[fim-suffix]>b\n<[fim-prefix]>a\n<<<<<<< CURRENT\ny\n=======\n<[fim-middle]>",
+        "<|file_sep|>a.py\n<|fim_prefix|>\nx\n<|fim_middle|>current\ny<|user_cursor|>\n<|fim_suffix|>\nz\n<|fim_middle|>updated\n",
+        "<|file_sep|>a.py\n<|fim_suffix|>\nz\n<|fim_prefix|>x\n<<<<<<< CURRENT\ny\n=======\n<|fim_middle|>",
+        "<|fim_prefix|>x<|fim_suffix|>z<|marker_1|>y<|user_cursor|><|marker_2|><|fim_middle|>",
+    ),
+    "Zed's next-edit format zeta": (
+        "### Instruction:\nYou are a code completion assistant\n\n### User Edits:\n\n### User Excerpt:\n\nx\n### Response:\n",
+        "<|start_of_file|>\n<|editable_region_start|>\nx<|user_cursor_is_here|>\n<|editable_region_end|>\n",
+    ),
+    "Sweep's next-edit format": (
+        "<|file_sep|>o.py\nx\n<|file_sep|>original/a.py\nx\n<|file_sep|>current/a.py\nxy\n<|file_sep|>updated/a.py\n",
+    ),
+    "Mercury's next-edit format": (
+        "<|recently_viewed_code_snippets|>\n\n<|/recently_viewed_code_snippets|>\n\n<|current_file_content|>\nx\n",
+    ),
+    "a chat template": (
+        "<|im_start|>system\nYou complete code.<|im_end|>\n<|im_start|>user\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+        "<s>[INST] Complete: def f [/INST]",
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|>",
+        "<bos><start_of_turn>user\nx<end_of_turn>\n",
+        "<|user|>\nComplete this<|assistant|>\n",
+    ),
+    "an instruction to a chat model": (
+        "You are a HOLE FILLER. You are provided with a file\n<QUERY>\na{{FILL_HERE}}b\n</QUERY>\n<COMPLETION>",
+        "```\na[BLANK]b\n```\n\nFill in the blank to complete the code block. Your response",
+        "You are an expert Python programmer. Complete:\n",
+        "### Instruction:\nComplete\n### Response:\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [each.name for each in REFUSED])
+def test_a_prompt_whose_answer_is_no_text_at_the_cursor_is_refused_by_name(name: str) -> None:
+    (setting,) = [each.setting for each in REFUSED if each.name == name]
+    for prompt in OTHER_PROMPTS[name]:
+        for suffix in (None, ""):
+            with pytest.raises(ValueError) as error:
+                read_request(prompt, suffix)
+            assert str(error.value).startswith(f"prompt: {prompt[:40]!r} is {name}; expected ") and setting in str(error.value)
 
 
 @given(prefix=plain, suffix=plain, order=st.sampled_from(["psm", "spm"]))
 def test_a_rendered_prompt_has_the_same_text_in_the_models_order(prefix: str, suffix: str, order: Order) -> None:
     prefix_ids, suffix_ids = split_rendered(renderer(order).render(prefix, suffix), order)
     assert TOKENIZER.decode(prefix_ids) == prefix and TOKENIZER.decode(suffix_ids) == suffix
+
+
+@given(documents, documents, documents)
+def test_a_middle_with_any_markers_inserts_into_its_document(prefix: str, middle: str, suffix: str) -> None:
+    """What a model is taught and what it answers is the code itself: no character is added."""
+    rendered = renderer("psm")
+    before, after = split_rendered(rendered.render(prefix, suffix), "psm")
+    parts = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in (before, rendered.encode(middle), after)]
+    assert "".join(parts) == (prefix + middle + suffix)
 
 
 @given(prefix=code, suffix=code, order=st.sampled_from(["psm", "spm"]))
@@ -148,6 +264,7 @@ def test_marker_text_in_code_cannot_break_the_frame(prefix: str, suffix: str, or
 
 @given(code, plain, st.sampled_from(["psm", "spm"]))
 def test_an_editors_prompt_and_its_code_render_equally(prefix: str, suffix: str, order: Order) -> None:
+    assume(SUFFIX not in prefix)
     context = parse_prompt(frame_prompt(prefix, suffix))
     assert renderer(order).render(context.prefix, context.suffix) == renderer(order).render(prefix, suffix)
 
@@ -178,6 +295,26 @@ def test_a_cut_stays_at_its_line_while_the_typed_text_fits(prefix: str, typed: s
 def test_a_tokenizer_without_the_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="fim_prefix"):
         Renderer(Tokenizer(models.BPE()), "psm", 1, 1).render("", "")
+
+
+def test_added_tokens_that_are_markers_are_control_tokens_though_not_special(tmp_path: Path) -> None:
+    described = json.loads(TOKENIZER.to_str())
+    for number, name in enumerate(("<|im_end|>", "<tool_call>", "<end_of_turn>", "    "), 263):
+        described["added_tokens"].append({**described["added_tokens"][0], "id": number, "content": name, "special": False})
+    described["added_tokens"][1]["special"] = False  # as Qwen2.5-Coder declares its FIM tokens
+    mixed = Tokenizer.from_str(json.dumps(described))
+    assert control_tokens(mixed).keys() == {*SPECIAL_TOKENS, "<|im_end|>", "<end_of_turn>"}
+    text = "a<|im_end|><tool_call>    <|fim_prefix|><end_of_turn>"
+    rendered = Renderer(mixed, "psm", 100, 100)
+    ids = rendered.encode(text)
+    assert mixed.decode(ids, skip_special_tokens=False) == text and {264, 266} < set(ids)
+    assert not {263, 265, PREFIX_ID} & set(ids)
+    assert 65 not in end_token_ids(mixed, tmp_path) and 264 not in end_token_ids(mixed)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [65, 66]}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "c"}, "chat_template": [{"name": "default", "template": "{{x}}<tool_call>"}]})
+    )
+    assert {65, 66, id_of("c")} < {*end_token_ids(mixed, tmp_path)} and 264 not in end_token_ids(mixed, tmp_path)
 
 
 def test_the_end_token_is_a_special_token() -> None:

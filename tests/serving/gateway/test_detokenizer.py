@@ -45,10 +45,10 @@ def test_text_is_returned_as_soon_as_it_cannot_begin_a_stop_string() -> None:
     assert detokenizer.feed(TOKENIZER.encode("x").ids) == "/sx"
 
 
-def test_fim_tokens_and_half_a_character_give_no_text() -> None:
-    detokenizer = Detokenizer(TOKENIZER, [])
+def test_half_a_character_gives_no_text_and_an_end_token_ends_it() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ["ab"])
     letter, first, second = map(TOKENIZER.token_to_id, ("a", "ð", "Ł"))
     assert letter is not None and first is not None and second is not None
-    ids = [letter, 0, first, second]
-    assert detokenizer.feed(ids) + detokenizer.flush() == "a"
-    assert detokenizer.ends == [1, 1, 1, 1]
+    assert detokenizer.feed([letter, first, second]) == ""
+    assert detokenizer.feed([0, letter]) + detokenizer.flush() == "a"
+    assert detokenizer.ended and detokenizer.ends == [1, 1, 1, 1], "tokens behind the end count for nothing"

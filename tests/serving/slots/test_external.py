@@ -38,6 +38,8 @@ class FakeService:
         self.shift = 0
         """Added to each token id of a text prompt, as if the service had another tokenizer."""
         self.reply = TEXT
+        self.lines: list[bytes] | None = None
+        """The lines of the stream instead of the reply's."""
         self.delay = 0.0
         self.fails = False
         self.max_context: int | None = None
@@ -73,6 +75,9 @@ class FakeService:
             return web.json_response({"error": {"message": "too long: " + str(body["prompt"])}}, status=400)
         response = web.StreamResponse()
         await response.prepare(http)
+        if self.lines is not None:
+            await response.write(b"".join(line + b"\n\n" for line in self.lines))
+            return response
         ids = self.tokenizer.encode(self.reply).ids[: body["max_tokens"]]
         try:
             for index, token in enumerate(ids):
@@ -154,6 +159,107 @@ async def test_markers_in_code_do_not_break_the_frame_of_a_text_prompt(tmp_path:
     async with house_with(service, tmp_path, tokenizer) as house:
         await house.complete(prompt="a<|fim_middle|>b", suffix="c")
         assert service.requests[-1]["prompt"].count(fim.MIDDLE) == 1 and house.rows("completions")[0].prefix == "a<|fim_middle|>b"
+
+
+@pytest.mark.parametrize("marker", ["<|fim_middle|>", "<|endoftext|>", "<|\u200bfim_middle|>", "\u200b"])
+async def test_a_marker_in_the_text_of_a_service_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokenizer, marker: str) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        await house.complete(prompt=f'X = "{marker}"\nY = "', suffix="c")
+        prompt = service.requests[-1]["prompt"]
+        seen = prompt.partition('X = "')[2].partition('"')[0]  # as the service's model reads it, and repeats it
+        assert prompt.count(fim.MIDDLE) == 1 and seen.replace("\u200b", "") == marker.replace("\u200b", "")
+        service.lines = [chunk(text=piece) for piece in (seen[:1], seen[1:3], seen[3:9], seen[9:])]
+        service.lines += [chunk(text='"\n', finish_reason="stop")]
+        answer = await house.complete(prompt=f'X = "{marker}"\nY = "', suffix="c")
+        assert answer.json()["choices"][0]["text"] == f'{marker}"\n' == house.rows("completions")[-1].text
+        service.lines = [chunk(text="a <|en"), chunk(text="doftext|>user"), chunk(text="more", finish_reason="length")]
+        assert (await house.complete()).json()["choices"][0] == {
+            "text": "a ",
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+
+
+def chunk(**choice: Any) -> bytes:
+    return b"data: " + json.dumps({"id": "1", "choices": [{"index": 0, **choice}]}).encode()
+
+
+REASONS = {  # vLLM, TGI, SGLang, llama.cpp, Ollama, LM Studio, TensorRT-LLM, and hosted services
+    "stop": (
+        "stop",
+        "eos",
+        "eos_token",
+        "stop_sequence",
+        "STOP",
+        "eosFound",
+        "stopStringFound",
+        "end_turn",
+        "tool_calls",
+        "COMPLETE",
+    ),
+    "length": ("length", "max_tokens", "MAX_TOKENS", "model_length", "maxPredictedTokensReached", "content_filter", "limit"),
+    "error": ("abort", "error", "cancelled", "timeout", "insufficient_system_resource", "failed"),
+}
+
+
+@pytest.mark.parametrize(("finish", "reason"), [(finish, reason) for finish, every in REASONS.items() for reason in every])
+@pytest.mark.parametrize("outputs", ["text", "processed"])
+async def test_every_finish_reason_in_use_is_recorded(
+    tmp_path: Path, tokenizer: Tokenizer, outputs: str, finish: str, reason: str
+) -> None:
+    service = FakeService(tokenizer, outputs)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        ids = tokenizer.encode("ab").ids
+        tokens = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}} if outputs == "processed" else {}
+        nothing = {"token_ids": None, "logprobs": None} if outputs == "processed" else {}
+        service.lines = [
+            b": keep-alive",
+            b'data: {"error": null, "choices": null, "usage": null}',
+            chunk(text="ab", finish_reason=None, **tokens),
+            chunk(text=None, finish_reason=reason, **nothing),
+            b'data: {"choices": [], "usage": {"total_tokens": 2}, "error": null}',
+            b"data: [DONE]",
+        ]
+        answer = await house.complete()
+        (row,) = house.rows("completions")
+        assert (answer.status_code, row.text, row.finish_reason) == (200, "ab", finish)
+        assert house.arms.slots[0].up, "an end of one completion is no failure of the service"
+
+
+async def test_an_unknown_finish_reason_is_an_end_and_logged_once(
+    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.lines = [chunk(text="ab", finish_reason="Ünknown" * 20), b"data: [DONE]"]
+        for _ in range(2):
+            await house.complete()
+        assert [row.finish_reason for row in house.rows("completions")] == ["stop", "stop"]
+        (message,) = [r.getMessage() for r in caplog.records if "finish_reason" in r.getMessage()]
+        assert service.url in message and "ünknown" in message and len(message) < 200
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        b'data: {"error": {"message": "out of memory", "code": 500}}',
+        b'data: {"error": "out of memory", "error_type": "generation"}',
+        b'data: {"object": "error", "message": "out of memory", "choices": null}',
+        b'data: {"detail": "out of memory"}',
+        b'error: {"code": 500}',
+        b"event: error",
+        b"data: not JSON",
+    ],
+)
+async def test_an_error_in_a_stream_is_a_failure(tmp_path: Path, tokenizer: Tokenizer, failure: bytes) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.lines = [chunk(text="ab", finish_reason=None), failure]
+        await house.complete()
+        (row,) = house.rows("completions")
+        assert (row.text, row.finish_reason) == ("ab", "error") and not house.arms.slots[0].up
 
 
 async def test_tokens_and_log_probabilities_are_recorded_like_those_of_our_engine(tmp_path: Path, tokenizer: Tokenizer) -> None:
