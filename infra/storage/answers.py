@@ -111,7 +111,7 @@ def kind_of(error: Exception, *, conditional: bool = False) -> Kind:
 
 
 def repeats(error: Exception, kind: Kind) -> bool:
-    """Return whether to send a request once more: boto3 retries most of what is away by itself, and no conflict."""
+    """Return whether to send a request once more: boto3 retries most temporary errors by itself, and no conflict."""
     if isinstance(error, ClientError):
         retried = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)
         return kind == "conflict" or (kind == "away" and not retried and status_of(error) < 500)
@@ -154,7 +154,7 @@ def advice(error: Exception) -> str:
     if code in ARCHIVED:
         return "The object is archived: restore it, and let no lifecycle rule of the bucket archive objects of tabloop"
     if status in (405, 501):
-        return "The server does not implement this request: use another server (infra/docs/operations.md, Object store)"
+        return "The server does not implement this request: use another server (infra/docs/operations.md, The bucket)"
     return f"Check store.bucket, store.region; {CHECK_KEYS}"
 
 
