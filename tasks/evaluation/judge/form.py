@@ -24,9 +24,10 @@ FEW, MANY = 64, 2048
 FINAL = frozenset({401, 402, 403, 407, 429})
 """HTTP statuses that are about the caller and not about a field."""
 FORMAT = re.compile(
-    r"response.?format|json.?(schema|object|mode)|structured|guided|grammar|'json'|requested parameters", re.IGNORECASE
+    r"response.?format|json.?(schema|object|mode|output)|structured|guided|grammar|'json'|requested parameters", re.IGNORECASE
 )
 TOKENS = re.compile(r"max_tokens", re.IGNORECASE)
+SYSTEM = re.compile(r"system.{0,20}(role|message|prompt)|role.{0,60}system|roles must alternate", re.IGNORECASE)
 TEMPERATURE = re.compile(r"temperature", re.IGNORECASE)
 CONTEXT = re.compile(r"context.?(length|window|size)|too long|too many tokens|input.{0,20}tokens|maximum context", re.IGNORECASE)
 FILTER = re.compile(
@@ -45,13 +46,18 @@ class Form:
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     tokens: int = FEW
     temperature: bool = True
+    system: bool = True
+    """Whether the instructions are a message of their own, which some chat templates refuse."""
 
     def body(self, model: str, instructions: str, material: dict[str, str]) -> dict[str, Any]:
         """Return the body of a request."""
         wanted = self.response_format
         if wanted != "json_schema" and "json" not in instructions.lower():
             instructions = f"{instructions}\n{ONLY_JSON}"
-        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": json.dumps(material)}]
+        content = json.dumps(material)
+        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": content}]
+        if not self.system:
+            messages = [{"role": "user", "content": f"{instructions}\n\n{content}"}]
         body: dict[str, Any] = {"model": model, self.tokens_field: self.tokens, "messages": messages}
         if self.temperature:
             body["temperature"] = 0
@@ -87,5 +93,7 @@ class Form:
             return replace(self, tokens_field="max_completion_tokens")
         if FORMAT.search(words):
             return self.lower()
+        if self.system and SYSTEM.search(words):
+            return replace(self, system=False)
         # A gateway may give no reason.
         return self.lower() if status in (400, 415, 422, 501) and not words and not proven else None

@@ -39,7 +39,7 @@ class Endpoint:
             def do_POST(self):
                 raw = self.rfile.read(int(self.headers["Content-Length"]))
                 body = json.loads(raw)
-                material = json.loads(body["messages"][1]["content"]) | {"request": body}
+                material = json.loads(body["messages"][-1]["content"].split("\n\n")[-1]) | {"request": body}
                 with endpoint.lock:
                     endpoint.attempts[material["before"]] += 1
                     number = endpoint.attempts[material["before"]]

@@ -46,6 +46,9 @@ FORMS = {
         },
         status=422,
     ),
+    "deepseek-reasoner": accepts(
+        response_format=("",), messages={"response_format": "deepseek-reasoner does not support Json Output."}
+    ),
     "no structured output": accepts(response_format=("",), messages={"response_format": "Unknown parameter: 'response_format'."}),
     "OpenRouter": accepts(
         response_format=("",),
@@ -86,6 +89,20 @@ def test_an_endpoint_that_refuses_a_field_is_asked_without_it_and_it_is_remember
         learnt = endpoint.attempts.total()
         assert judge.score([item(n=n) for n in range(1, 30)]) == [Scored(7.0)] * 29
     assert 2 <= learnt <= 5 and endpoint.attempts.total() == learnt + 29, "refused requests are not repeated"
+
+
+@pytest.mark.parametrize(
+    "words", ["System role not supported", "Unsupported value: 'messages[0].role' does not support 'system' with this model"]
+)
+def test_a_chat_template_without_a_system_message_gets_the_instructions_from_the_user(words: str) -> None:
+    def gemma(material, _):
+        roles = [message["role"] for message in material["request"]["messages"]]
+        return (200, chat(7)) if roles == ["user"] else (400, error(words))
+
+    endpoint = Endpoint(gemma)
+    with endpoint.running() as url:
+        assert judge_at(url).score([item()]) == [Scored(7.0)]
+    assert "You judge a code completion" in endpoint.requests[-1][2]["messages"][0]["content"]
 
 
 def test_threads_that_find_the_form_at_once_all_get_their_scores() -> None:
