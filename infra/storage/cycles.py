@@ -29,8 +29,9 @@ PREFIX = "cycles/"
 DIGITS = 6
 """Digits of a cycle's number in its id."""
 SEALED_EVALUATION = ("samples", "seed", "gate", "stop")
-SEALED_JUDGE = ("kind", "model", "rubric", "calibration_places")
-"""Settings of the evaluation and its judge that hold from a cycle's sealing on."""
+SEALED_JUDGE = ("rubric", "calibration_places")
+"""Settings of the evaluation and its judge that hold from a cycle's sealing on; not the judge itself, since one that
+refuses is replaced."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 KEY = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
 

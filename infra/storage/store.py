@@ -6,29 +6,25 @@ import io
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    IncompleteReadError,
-    NoCredentialsError,
-    ReadTimeoutError,
-    ResponseStreamingError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from infra import settings as settings_
 from infra.records import Record
 from infra.settings.schema import Store as StoreSettings
+from infra.storage import answers
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -36,11 +32,10 @@ else:
     S3Client = Any
 
 CHECKSUMS = "checksums.json"
-PROBE = "probes/conditional-put"
+PROBE, PROBED = "probes/conditional-put", b"probe"
 ATTEMPTS = 4
-KEY_TAKEN_CODES = ("PreconditionFailed", "ConditionalRequestConflict")
-INTERRUPTED = (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, HTTPError, OSError)
-"""Exceptions raised if the body of a response is cut off or stalls."""
+FAILURES = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
+T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
 
@@ -49,15 +44,15 @@ class AlreadyExists(ValueError):
 
 
 class Unreachable(RuntimeError):
-    """The object store did not respond completely in any attempt."""
+    """The object store did not respond completely in any attempt, or only with temporary errors."""
 
 
 class Refused(RuntimeError):
-    """The object store refuses the credentials or the bucket."""
+    """The object store refuses the request: the credentials, the bucket, the region, or for want of room."""
 
 
 class ConditionalPutsIgnored(RuntimeError):
-    """The server ignores conditional puts, and no file lock replaces them."""
+    """The server ignores or refuses conditional puts, and no file lock replaces them."""
 
 
 class Corrupt(ValueError):
@@ -109,97 +104,114 @@ class ObjectStore:
                 request_checksum_calculation="when_required",
             ),
         )
+        if settings.endpoint:
+            client.meta.events.register("before-call.s3.HeadBucket", answers.follow_no_redirect)
         return cls(client, settings.bucket, lock=settings_.path(settings.lock) if settings.lock else None)
 
     def ensure_bucket(self) -> bool:
         """Create the bucket if it is missing, and return whether it was. Raises Refused if the server refuses the credentials,
         or the bucket belongs to someone else or to another region."""
-        with self._reporting("look for the bucket"):
-            try:
-                self._client.head_bucket(Bucket=self.bucket)
-                return False
-            except NoCredentialsError as error:
-                self._refuse("no credentials found", error)
-            except ClientError as error:
-                if _status(error) != 404:
-                    self._refuse(f"HTTP {_status(error)} for the bucket {self.bucket!r}", error)
-            # AWS wants the region in the body, except for its first.
-            region: Any = self._client.meta.region_name
-            place: Any = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-            try:
-                self._client.create_bucket(Bucket=self.bucket, **place)
-            except ClientError as error:
-                if error.response["Error"]["Code"] != "BucketAlreadyOwnedByYou":  # by an attempt whose response was lost
-                    self._refuse(f"the bucket {self.bucket!r} cannot be created", error)
-            return True
+        try:
+            self._ask("look for the bucket", "", partial(self._client.head_bucket, Bucket=self.bucket), reads=True)
+            return False
+        except KeyError:
+            return self._ask("make the bucket", "", self._create_bucket)
+
+    def _create_bucket(self) -> bool:
+        # AWS wants the region in the body, except for its first.
+        region: Any = self._client.meta.region_name
+        place: Any = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        try:
+            self._client.create_bucket(Bucket=self.bucket, **place)
+        except ClientError as error:
+            if not answers.code_of(error).startswith("BucketAlready"):
+                raise
+            self._client.head_bucket(Bucket=self.bucket)  # made by a lost attempt or another process, or refused
+        return True
 
     def check_conditional_puts(self) -> None:
         """Check that two writers cannot overwrite each other's object: the server honours conditional puts, or a lock exists.
-        Raises ConditionalPutsIgnored if the server ignores conditional puts, and no lock file on this machine replaces them."""
-        self.put(PROBE, b"probe")
+
+        Raises:
+            ConditionalPutsIgnored: the server ignores or refuses them, and no lock file on this machine replaces them.
+            Refused: the server returns other bytes than were written.
+        """
+        self.put(PROBE, PROBED)
+        if (found := self.get(PROBE)) != PROBED:
+            where, got = f"store.endpoint = {self._client.meta.endpoint_url!r}", found[:40]
+            raise Refused(f"{where}: wrote {PROBED!r} to {self.uri(PROBE)} and read {got!r}; expected the address of an S3 API")
         try:
-            with self._reporting("try a conditional put", PROBE):
-                self._client.put_object(Bucket=self.bucket, Key=PROBE, Body=b"probe", IfNoneMatch="*")
-        except ClientError as error:
-            if error.response["Error"]["Code"] in KEY_TAKEN_CODES:
-                return
-            if error.response["Error"]["Code"] != "NotImplemented":
-                raise
+            self._put_if_free(PROBE, PROBED)
+            reason = f"the server accepted a conditional put (If-None-Match: *) of {self.uri(PROBE)}, which exists"
+        except AlreadyExists:
+            return
+        except ConditionalPutsIgnored as error:
+            reason = str(error)
         host = urlsplit(self._client.meta.endpoint_url).hostname
         if self._lock is None or host not in settings_.LOOPBACK:
             raise ConditionalPutsIgnored(
-                f"store.endpoint = {self._client.meta.endpoint_url!r}: the server accepted a conditional put (If-None-Match: *) "
-                f"of {self.uri(PROBE)}, which exists; expected HTTP 412, as from AWS S3, Ceph and SeaweedFS. Without it, two "
-                f"flows at once could overwrite each other's work. store.lock = {str(self._lock) if self._lock else None!r} "
-                "protects only writers on the server's machine: if the server runs on this machine, set TABLOOP_STORE__LOCK to a "
-                "file, else use another server"
+                f"store.endpoint = {self._client.meta.endpoint_url!r}: {reason}; expected HTTP 412, as from AWS S3, MinIO, "
+                "Cloudflare R2, Ceph and SeaweedFS. Without it, two flows at once could overwrite each other's work. "
+                f"store.lock = {str(self._lock) if self._lock else None!r} protects only writers on the server's machine: if the "
+                "server runs on this machine, set TABLOOP_STORE__LOCK to a file, else use another server"
             )
 
     def put(self, key: str, body: bytes) -> str:
         """Write an object and return its SHA-256 in hex; writing the same bytes again is allowed."""
-        with self._reporting("write", key):
-            self._client.put_object(Bucket=self.bucket, Key=key, Body=body)
+        self._ask("write", key, partial(self._client.put_object, Bucket=self.bucket, Key=key, Body=body))
         return hashlib.sha256(body).hexdigest()
 
     def put_new(self, key: str, body: bytes) -> str:
         """Write an object only if the key is free (a conditional put), and return its SHA-256 in hex.
 
-        With a lock file, the file is locked while the key is looked up and written.
+        With a lock file, the file is locked while the key is looked up and written; a server that refuses the condition then gets
+        the object without it.
 
         Raises:
             AlreadyExists: the key is taken.
+            ConditionalPutsIgnored: the server refuses the condition, and there is no lock file.
         """
         with self._locked():
             if self.exists(key):
                 raise AlreadyExists(f"{self.uri(key)} exists and is never overwritten")
             try:
-                with self._reporting("write once", key):
-                    self._client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
-            except ClientError as error:
-                if error.response["Error"]["Code"] not in KEY_TAKEN_CODES:
+                self._put_if_free(key, body)
+            except ConditionalPutsIgnored:
+                if self._lock is None:
                     raise
-                # An earlier attempt whose response was lost may have written the object.
-                repeated = error.response["ResponseMetadata"].get("RetryAttempts", 0) > 0
-                if not (repeated and self.get(key) == body):
-                    raise AlreadyExists(f"{self.uri(key)} exists and is never overwritten") from error
+                self.put(key, body)
+            except (AlreadyExists, Unreachable) as error:
+                # The key was free: an attempt of this call, or a proxy's, whose response was lost may have written the object.
+                self._recognise(key, body, error)
         return hashlib.sha256(body).hexdigest()
+
+    def _put_if_free(self, key: str, body: bytes) -> None:
+        put = partial(self._client.put_object, Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
+        self._ask("write once", key, put, conditional=True)
+
+    def _recognise(self, key: str, body: bytes, error: AlreadyExists | Unreachable) -> None:
+        """Return if the key holds these bytes; else raise the error of the write."""
+        try:
+            if self.get(key) == body:
+                return
+        except KeyError:
+            if isinstance(error, AlreadyExists):
+                raise Unreachable(f"{self.uri(key)}: a write found it taken, a read found nothing; run the step again") from error
+        except (Unreachable, Refused):
+            pass  # the write's error says more
+        raise error
 
     def get(self, key: str) -> bytes:
         """Return an object's bytes. Raises KeyError if it does not exist."""
-        for attempt in range(1, ATTEMPTS + 1):
+
+        def read() -> bytes:
+            body = self._client.get_object(Bucket=self.bucket, Key=key)["Body"]
             try:
-                with self._reporting("read", key):
-                    return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
-            except ClientError as error:
-                if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
-                    raise KeyError(self.uri(key)) from error
-                raise
-            except Unreachable as error:
-                # boto3 retries a request without a response, but not one whose body was cut off.
-                if attempt == ATTEMPTS or not isinstance(error.__cause__, INTERRUPTED):
-                    raise
-                time.sleep(self._pause * 2 ** (attempt - 1) * (0.5 + random.random() / 2))
-        raise AssertionError("the last attempt returns or raises")
+                return body.read()
+            except FAILURES as error:
+                raise answers.CutOff(f"the body of the answer is cut off: {error}") from error
+
+        return self._ask("read", key, read, reads=True)
 
     def uri(self, key: str) -> str:
         """Return the s3:// URI of a key."""
@@ -208,30 +220,34 @@ class ObjectStore:
     def exists(self, key: str) -> bool:
         """Return whether the key has an object."""
         try:
-            with self._reporting("look for", key):
-                self._client.head_object(Bucket=self.bucket, Key=key)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ("NoSuchKey", "404", "NotFound"):
-                return False
-            raise
+            self._ask("look for", key, partial(self._client.head_object, Bucket=self.bucket, Key=key), reads=True)
+        except KeyError:
+            return False
         return True
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
-        with self._reporting("remove", key):
-            self._client.delete_object(Bucket=self.bucket, Key=key)
+        with suppress(KeyError):  # Google's server answers 404
+            self._ask("remove", key, partial(self._client.delete_object, Bucket=self.bucket, Key=key), reads=True)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Yield the keys that start with a prefix, sorted."""
-        with self._reporting("list", prefix):
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
-                yield from (entry["Key"] for entry in page.get("Contents", []))
+        return (entry["Key"] for entry in self._entries(prefix))
 
     def written(self, prefix: str) -> Iterator[tuple[str, float]]:
         """Yield the keys that start with a prefix, sorted, each with the Unix time of its last write."""
-        with self._reporting("list", prefix):
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
-                yield from ((entry["Key"], entry["LastModified"].timestamp()) for entry in page.get("Contents", []))
+        return ((entry["Key"], entry["LastModified"].timestamp()) for entry in self._entries(prefix))
+
+    def _entries(self, prefix: str) -> Iterator[Any]:
+        """Yield the entries of a listing, page by page. Raises Refused if the server does not continue it."""
+        start: dict[str, str] | None = {}
+        while start is not None:
+            page, start = self._ask("list", prefix, partial(self._page, prefix, start))
+            yield from page.get("Contents", [])
+
+    def _page(self, prefix: str, start: dict[str, str]) -> tuple[Any, dict[str, str] | None]:
+        page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **start)  # type: ignore[arg-type]  # optional ones
+        return page, answers.following(page, start)
 
     def put_rows(self, key: str, rows: Sequence[Record]) -> str:
         """Write records of one type as Parquet, and return the SHA-256 in hex."""
@@ -319,37 +335,44 @@ class ObjectStore:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    @contextmanager
-    def _reporting(self, what: str, key: str = "") -> Iterator[None]:
-        """Turn network errors and HTTP 5xx into Unreachable, which names the action; other errors of the server pass through."""
-        try:
-            yield
-        except ClientError as error:
-            if _status(error) < 500:
-                raise
-            raise self._unreachable(what, key, error) from error
-        except (BotoCoreError, HTTPError, OSError) as error:
-            raise self._unreachable(what, key, error) from error
+    def _ask(self, what: str, key: str, request: Callable[[], T], *, conditional: bool = False, reads: bool = False) -> T:
+        """Return the answer to a request, repeated where that may help and boto3 does not do it.
 
-    def _refuse(self, what: str, error: Exception) -> NoReturn:
-        """Raise Refused; of a failure of the server, the failure itself."""
-        if isinstance(error, ClientError) and _status(error) >= 500:
-            raise error
-        raise Refused(
-            f"object store {self._client.meta.endpoint_url}: {what}: {error}. Check store.bucket, store.region; expected in "
-            "store.access_key and store.secret_key (TABLOOP_STORE__ACCESS_KEY, TABLOOP_STORE__SECRET_KEY) a pair that may use "
-            "the bucket, or neither, and then one that boto3 finds (environment, profile, instance role)"
-        ) from error
+        Args:
+            what: the action, for the error.
+            conditional: the request writes only if the key is free.
+            reads: the request is about an object or a bucket that may be missing.
 
-    def _unreachable(self, what: str, key: str, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"object store {self._client.meta.endpoint_url}: could not {what} {self.uri(key)}: {error}; gave up after "
-            f"{ATTEMPTS} attempts. Check store.endpoint, and with `tabloop status` that the server runs; then run the step again"
-        )
+        Raises:
+            AlreadyExists: the key is taken; only if conditional.
+            ConditionalPutsIgnored: the server does not implement the condition; only if conditional.
+            KeyError: the object or bucket is missing; only if `reads`.
+            Unreachable: no complete answer, or only temporary errors.
+            Refused: another answer, with what to do about it.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return request()
+            except FAILURES as error:
+                kind = answers.kind_of(error, conditional=conditional)
+                if attempt == ATTEMPTS or not answers.repeats(error, kind):
+                    raise self._failure(kind, f"could not {what} {self.uri(key)}", key, error, reads) from error
+            time.sleep(self._pause * 2 ** (attempt - 1) * (0.5 + random.random() / 2))
+        raise AssertionError("the last attempt returns or raises")
 
-
-def _status(error: ClientError) -> int:
-    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    def _failure(self, kind: answers.Kind, action: str, key: str, error: Exception, reads: bool) -> Exception:
+        """Return the exception for a request that was not obeyed."""
+        said = f"object store {self._client.meta.endpoint_url}: {action}: {answers.words_of(error)}"
+        if kind == "missing" and reads:
+            return KeyError(self.uri(key))
+        if kind == "taken":
+            return AlreadyExists(f"{self.uri(key)} exists and is never overwritten")
+        if kind == "unsupported":
+            return ConditionalPutsIgnored(f"the server refuses conditional puts (If-None-Match: *): {answers.words_of(error)}")
+        if kind in ("away", "conflict"):
+            again = "Check store.endpoint, and with `tabloop status` that the server runs; then run the step again"
+            return Unreachable(f"{said}; gave up after {ATTEMPTS} attempts. {again}")
+        return Refused(f"{said}. {answers.advice(error)}")
 
 
 def to_parquet(rows: Sequence[Record]) -> bytes:

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response
 
 from infra.registry.client import NotRegistered, Registry, RegistryError
 from infra.storage import move_requests
-from infra.storage.store import Unreachable
+from infra.storage.store import Refused, Unreachable
 from serving.access import Access
 from serving.gateway.browsers import require_json
 from serving.gateway.errors import BadRequest
@@ -64,7 +64,7 @@ def add_moves_by_hand(app: DocumentedApp, access: Access, data: StatusData, cloc
             found = await asyncio.to_thread(data.requests.of, identifier)
         except KeyError:
             raise BadRequest(f"there is no request {identifier}", "id", 404) from None
-        except Unreachable as error:
+        except (Refused, Unreachable) as error:
             raise Unavailable(str(error)) from None
         return JSONResponse(_answer(found, clock()))
 
@@ -78,7 +78,7 @@ def _endpoint(access: Access, data: StatusData, clock: Callable[[], float], kind
         try:
             await asyncio.to_thread(_check, data.registry, kind, version, champion)
             await asyncio.to_thread(data.requests.ask, made)
-        except (RegistryError, Unreachable) as error:
+        except (RegistryError, Refused, Unreachable) as error:
             raise Unavailable(str(error)) from None
         return JSONResponse(_answer(Asked(made, None), made.time), 202)
 

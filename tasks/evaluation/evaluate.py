@@ -27,6 +27,14 @@ class EvaluationBroken(RuntimeError):
     """Scores are missing, so the candidate has no verdict; the cycle can be resumed."""
 
 
+class JudgeAway(EvaluationBroken):
+    """The judge does not answer; it is asked again by the next run."""
+
+
+class JudgeRefused(RuntimeError):
+    """The judge refuses the requests: a setting must change first."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scores of a candidate and its champion, and the result of the gate."""
@@ -65,7 +73,8 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
     """Score the candidate and the champion, and write the cycle's evaluation.
 
     Raises:
-        EvaluationBroken: the judge does not answer.
+        JudgeAway: the judge does not answer.
+        JudgeRefused: the judge refuses the requests.
         EngineAway: the engine does not answer.
         EngineRefused: the candidate does not fit the engine.
     """
@@ -111,7 +120,12 @@ def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[
 
 
 def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
-    """Return the verdict on a candidate's scores. Raises EvaluationBroken: the judge does not answer."""
+    """Return the verdict on a candidate's scores.
+
+    Raises:
+        JudgeAway: the judge does not answer.
+        JudgeRefused: the judge refuses the requests.
+    """
     candidate, champion = scored.scores[CANDIDATE], scored.scores[CHAMPION]
     failures = {name: scores.judge_failures for name, scores in scored.scores.items()}
     missing = unheard(scored.calibration, failures, CHAMPION)
@@ -141,29 +155,33 @@ def evaluate_scores(scored: ScoredModels, settings: Settings) -> Evaluation:
 def unheard(calibration: Calibration, failures: Mapping[str, float], champion: str) -> str:
     """Return why the judge's failures leave the evaluation undecided; "" if there are few enough.
 
-    A judge that does not answer is an error: the candidate has no verdict, and the next run of the cycle asks again. A judge that
-    answers without a score at too many places would do so again: the evaluation is undecided, which never passes.
+    A judge that does not answer is an error: the candidate has no verdict, and the next run of the cycle asks again. So is one
+    that refuses, and its words name the setting to change. A judge that answers without a score at too many places would do so
+    again: the evaluation is undecided, which never passes.
 
     Args:
         failures: share of the places that the judge could not score, by model.
         champion: name of the model whose texts the judge should be able to score.
 
     Raises:
-        EvaluationBroken: it failed at too many places, mostly because it did not answer.
+        JudgeAway: it failed at too many places, mostly because it did not answer.
+        JudgeRefused: it failed at too many places, mostly because it refused.
     """
-    most = MAX_JUDGE_FAILURES
-    asked = calibration.failures + calibration.places
-    name, share, away = "calibration", calibration.failures / max(asked, 1), 2 * calibration.away > calibration.failures
-    if share <= most and calibration.counts:
+    most, found = MAX_JUDGE_FAILURES, calibration
+    name, share = "calibration", found.failures / max(found.failures + found.places, 1)
+    refused, away = 2 * found.refused > found.failures, 2 * found.away > found.failures
+    if share <= most and found.counts:
         # The judge works on other texts: if it fails only on a candidate's, these texts are the reason.
         name, share = max(failures.items(), key=lambda item: item[1])
-        away = failures[champion] > most
+        refused, away = False, failures[champion] > most
     if share <= most:
         return ""
-    allowed = f"at most {most:.1%} may fail"
-    reason = f"judge {calibration.judge!r} failed on {share:.1%} of the {name} places; {allowed}"
+    words = f": {found.words}" if found.words else ""
+    reason = f"judge {found.judge!r} failed on {share:.1%} of the {name} places; at most {most:.1%} may fail{words}"
+    if refused:
+        raise JudgeRefused(f"held-out evaluation: {reason}. There is no verdict. The next run of the cycle asks again")
     if away:
-        raise EvaluationBroken(
+        raise JudgeAway(
             f"held-out evaluation: {reason}. There is no verdict. Check evaluate.judge; the next run of the cycle asks again "
             "where the judge failed"
         )

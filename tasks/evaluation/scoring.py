@@ -64,13 +64,15 @@ def score_models(
     """
     without = left_out or {}
     counted = [counting(one, without.get(one.name, frozenset())) for one in sets]
-    work = _Work(models, settings, tuple(zip(sets, counted, strict=True)), store, progress)
+    judge = judges.build(settings.evaluate.judge, store)
+    work = _Work(models, settings, tuple(zip(sets, counted, strict=True)), judge, store, progress)
     baseline = next(iter(contestants.values()))
     scored = {name: work.score(contestant, baseline) for name, contestant in contestants.items()}
     likeliest = {name: work.score_greedy(contestant) for name, contestant in contestants.items()} if greedy else {}
-    judge = settings.evaluate.judge
     places = [place for one in counted for place in one.places]
-    calibration = calibrate(judges.build(judge), places, judge.calibration_places)
+    # The same judge, which knows the form of requests that its endpoint takes, and without the cache.
+    asked = judge.asked if isinstance(judge, judges.CachedJudge) else judge
+    calibration = calibrate(asked, places, settings.evaluate.judge.calibration_places)
     return ScoredModels(
         scores={name: scores for name, (scores, _) in scored.items()},
         weights={name: weights for name, (_, weights) in scored.items()},
@@ -88,6 +90,7 @@ class _Work:
     settings: Settings
     sets: tuple[tuple[PlaceSet, PlaceSet], ...]
     """Each set with its places that count."""
+    judge: judges.Judge
     store: ObjectStore | None
     progress: Progress | None
 
@@ -95,15 +98,14 @@ class _Work:
         """Return the scores of a model's completions as it would serve them, and the checksum of its weights."""
         evaluation, sampling = self.settings.evaluate, contestant.sampling
         conditions = Conditions(sampling, self.settings.model, evaluation.seed, evaluation.stop, truths=True)
-        judge = judges.build(evaluation.judge, self.store)
         rows: list[PositionScore] = []
         seconds, weights = 0.0, ""
         for whole, counted in self.sets:
             made = completions_of(self.models, contestant.checkpoint, whole, conditions, self.store, self.progress)
             seconds, weights, kept = seconds + made.seconds, made.weights, of_places(made, counted)
             drifts = self._drifts(contestant, baseline, kept, counted)
-            rows += score_rows(counted, kept.rows, judge, drifts)
-        return summarise(tuple(rows), judge.name, sampling.temperature, seconds), weights
+            rows += score_rows(counted, kept.rows, self.judge, drifts)
+        return summarise(tuple(rows), self.judge.name, sampling.temperature, seconds), weights
 
     def score_greedy(self, contestant: Contestant) -> Scores:
         """Return the scores of a model's likeliest completions, by the reference judge."""

@@ -11,7 +11,7 @@ from infra.storage import cycles
 from tasks.evaluation import cycle_sets
 from tasks.evaluation import evaluate as evaluating
 from tasks.evaluation.cycle_sets import ScoredSet
-from tasks.evaluation.evaluate import Contest, Evaluation
+from tasks.evaluation.evaluate import Contest, Evaluation, JudgeAway, JudgeRefused
 from tasks.evaluation.models.engine import EngineAway, engine_models
 from tasks.labels.accounting import Waiting
 from tasks.steps import transaction
@@ -26,7 +26,11 @@ from tasks.versions import register as registering
 def evaluate(context: Context, manifest: Manifest, candidate: Candidate) -> Evaluation | Waiting:
     """Score candidate and champion on code that neither learnt from, as the cycle's sealed settings say.
 
-    While the engine is away the candidate has no verdict: the next run goes on, and this one does not count as one that failed.
+    While the engine or the judge is away the candidate has no verdict: the next run goes on, and this one does not count as one
+    that failed. Nor does one whose judge refuses, which ends with the setting to change: the candidate is not to blame.
+
+    Raises:
+        JudgeRefused: the judge refuses the requests.
     """
     store, sealed = context.store, cycles.settings_of(context.store, manifest.cycle, context.settings)
     trained = trained_text(context, manifest.parent)
@@ -40,9 +44,12 @@ def evaluate(context: Context, manifest: Manifest, candidate: Candidate) -> Eval
         with engine_models(sealed, manifest.champion, sources) as models:
             contest = Contest(candidate.checkpoint, champion, models, held_out)
             evaluation = evaluating.evaluate(store, sealed, contest, manifest.cycle)
-    except EngineAway as error:
+    except (EngineAway, JudgeAway, JudgeRefused) as error:
         transaction.withdraw(store, manifest.cycle, flow_run.id or "by hand")
-        return Waiting("WaitingForEngine", f"{manifest.cycle} is trained and not evaluated: {error}. The next run goes on")
+        if isinstance(error, JudgeRefused):
+            raise
+        state = "WaitingForEngine" if isinstance(error, EngineAway) else "WaitingForJudge"
+        return Waiting(state, f"{manifest.cycle} is trained and not evaluated: {error}. The next run goes on")
     get_run_logger().info("%s", evaluation.reason)
     return evaluation
 

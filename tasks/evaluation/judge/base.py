@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 LOWEST, HIGHEST = 0.0, 10.0
-FailureKind = Literal["timeout", "refused", "unavailable", "garbage", "out_of_range", "circuit_open"]
-AWAY = frozenset({"timeout", "refused", "unavailable", "circuit_open"})
-"""Failures of a judge that does not answer; the others are answers without a score."""
+FailureKind = Literal["timeout", "refused", "declined", "unavailable", "garbage", "cut_off", "out_of_range", "circuit_open"]
+AWAY: frozenset[FailureKind] = frozenset({"timeout", "unavailable"})
+"""Failures of a judge that does not answer."""
+REFUSED: frozenset[FailureKind] = frozenset({"refused", "declined"})
+"""Failures of a judge that refuses all requests, or the text of one item. The others are answers without a score, but
+circuit_open: the judge was not asked, since it had failed too often in a row."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Failed:
 
     kind: FailureKind
     detail: str
+    """The reason, with the server's own words and the setting to change."""
 
 
 Judgement = Scored | Failed

@@ -27,7 +27,9 @@ class CachedJudge:
     def __init__(self, judge: Judge, identity: str, store: ObjectStore) -> None:
         """Use another judge; `identity`: everything but the item that its scores depend on, as text."""
         self.name = judge.name
-        self._judge, self._store = judge, store
+        self.asked = judge
+        """The judge without the cache."""
+        self._store = store
         self._prefix = f"judgements/{hashlib.sha256(identity.encode()).hexdigest()[:DIGITS]}/"
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
@@ -38,7 +40,7 @@ class CachedJudge:
         with ThreadPoolExecutor(READERS) as pool:
             known = dict(zip(dict.fromkeys(places), pool.map(self._load, dict.fromkeys(places)), strict=True))
             missing = {key: item for key, item in zip(keys, items, strict=True) if key[1] not in known[key[0]]}
-            asked = dict(zip(missing, self._judge.score(list(missing.values())), strict=True))
+            asked = dict(zip(missing, self.asked.score(list(missing.values())), strict=True))
             new: dict[str, dict[str, float]] = defaultdict(dict)
             for (place, text), judgement in asked.items():
                 if isinstance(judgement, Scored):

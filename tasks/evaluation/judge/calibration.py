@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.evaluation.judge.base import AWAY, Failed, Item, Judge, Scored
+from tasks.evaluation.judge.base import AWAY, REFUSED, Failed, Item, Judge, Scored
 from tasks.evaluation.positions import Position
 
 MIN_AUC = 0.8
@@ -41,6 +41,10 @@ class Calibration:
     reason: str
     away: int = 0
     """Places among the failures at which the judge did not answer at all."""
+    refused: int = 0
+    """Places among the failures at which it refused the request."""
+    words: str = ""
+    """Reason of the first of its failures, with the judge's own words; empty without failures."""
 
 
 def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float = MIN_AUC) -> Calibration:
@@ -52,14 +56,30 @@ def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: flo
     corrupted = judge.score([Item(p.prefix, p.suffix, text, p.truth) for p, text in zip(chosen, wrong, strict=True)])
     pairs = [(t.score, c.score) for t, c in zip(true, corrupted, strict=True) if isinstance(t, Scored) and isinstance(c, Scored)]
     failures = len(chosen) - len(pairs)
-    away = sum(any(isinstance(one, Failed) and one.kind in AWAY for one in both) for both in zip(true, corrupted, strict=True))
+    failed = [next((one for one in both if isinstance(one, Failed)), None) for both in zip(true, corrupted, strict=True)]
+    away, refused, words = causes([one for one in failed if one])
     if len(pairs) < 2:
-        return Calibration(
-            judge.name, None, None, None, len(pairs), failures, False, f"{failures} of {len(chosen)} places failed", away
-        )
+        reason = f"{failures} of {len(chosen)} places failed" + (f": {words}" if words else "")
+        return Calibration(judge.name, None, None, None, len(pairs), failures, False, reason, away, refused, words)
     auc, low, high = area(*(np.array(scores) for scores in zip(*pairs, strict=True)))
     reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; a judge that counts has {min_auc:g} or more"
-    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason, away)
+    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason, away, refused, words)
+
+
+def causes(failed: Sequence[Failed]) -> tuple[int, int, str]:
+    """Return how many places failed since the judge was away, and since it refused, and the reason of the first.
+
+    A place at which it was not asked any more failed for the most frequent cause.
+    """
+    asked = [one for one in failed if one.kind != "circuit_open"]
+    away, refused = (sum(one.kind in kinds for one in asked) for kinds in (AWAY, REFUSED))
+    unasked = len(failed) - len(asked)
+    if away > max(refused, len(asked) - away - refused):
+        away += unasked
+    elif refused > len(asked) - away - refused:
+        refused += unasked
+    first = next((one for one in asked if one.kind in (REFUSED if refused >= away and refused else AWAY)), None)
+    return away, refused, (first or failed[0]).detail if failed else ""
 
 
 def corrupt(place: Position, other: Position, number: int) -> str:

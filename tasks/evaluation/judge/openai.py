@@ -1,10 +1,14 @@
 """A judge that asks any OpenAI-compatible chat endpoint: DeepSeek, a local vLLM, OpenAI.
 
-The answer must be JSON of one schema with a score from 0 to 10; any other answer is a failure with a kind. The judge retries
-transient failures, bounds each judgement with a deadline, and stops sending requests to an endpoint that keeps failing.
+The answer must hold a score from 0 to 10; any other answer is a failure with a kind. The judge retries transient failures, bounds
+each judgement with a deadline, and stops sending requests to an endpoint that keeps failing. The form of the request that an
+endpoint takes (form.py) is found by the first judgements and kept.
 """
 
+import email.utils
 import json
+import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +21,25 @@ import httpx
 
 from infra import settings as configuration
 from infra.settings import schema
-from tasks.evaluation.judge.base import HIGHEST, LOWEST, Failed, Item, Judgement, Scored
+from tasks.evaluation.judge.base import Failed, Item, Judgement
+from tasks.evaluation.judge.form import CONTEXT, FILTER, Form
+from tasks.evaluation.judge.reading import SHOWN, read_score
 
 MAX_BYTES = 1 << 18
-SCHEMA = {
-    "type": "object",
-    "properties": {"score": {"type": "integer", "minimum": int(LOWEST), "maximum": int(HIGHEST)}},
-    "required": ["score"],
-    "additionalProperties": False,
+RETRIED_STATUS = frozenset({408, 409, 425, 429})
+"""Statuses of a transient failure, beside all from 500 on."""
+QUOTA = "insufficient_quota"
+"""Code of a 429 that no waiting ends (OpenAI)."""
+ADVICE = {
+    401: "check evaluate.judge.api_key (TABLOOP_EVALUATE__JUDGE__API_KEY)",
+    402: "the account of evaluate.judge.api_key has no balance",
+    403: "check evaluate.judge.api_key (TABLOOP_EVALUATE__JUDGE__API_KEY), and that it may use evaluate.judge.model",
+    404: "check evaluate.judge.model, and evaluate.judge.url, which includes /v1",
+    405: "check evaluate.judge.url, which includes /v1",
+    413: "lower evaluate.judge.context_characters",
+    429: "the account of evaluate.judge.api_key has no quota left",
 }
-RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+OTHER_ADVICE = "check evaluate.judge.model and evaluate.judge.url, or choose another judge"
 
 
 @dataclass(frozen=True)
@@ -48,16 +61,34 @@ class CircuitBreaker:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._failures, self._lock = limit, 0, threading.Lock()
+        self.detail = ""
+        """The detail of the last failure."""
 
     @property
     def open(self) -> bool:
         """Whether the judge must send no more requests."""
         return self._failures >= self._limit
 
-    def record(self, success: bool) -> None:
-        """Count the result of one judgement."""
+    def record(self, judgement: Judgement) -> None:
+        """Count a judgement; a refusal of one item's text says nothing about the others."""
         with self._lock:
-            self._failures = 0 if success else self._failures + 1
+            if isinstance(judgement, Failed) and judgement.kind != "declined":
+                self._failures, self.detail = self._failures + 1, judgement.detail
+            else:
+                self._failures = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The judgement of one request."""
+
+    judgement: Judgement
+    retry: bool = False
+    """Whether the same request may succeed later."""
+    wait: float = 0.0
+    """Seconds that the server asks to wait before."""
+    form: Form | None = None
+    """Another form to ask in at once."""
 
 
 class OpenAIJudge:
@@ -74,6 +105,7 @@ class OpenAIJudge:
         self.name = settings.model
         self._settings, self._policy, self._sleep = settings, policy or RequestPolicy(), sleep
         self._instructions = read_rubric(settings)
+        self._form, self._proven, self._lock = Form(), False, threading.Lock()
 
     @property
     def identity(self) -> str:
@@ -93,38 +125,71 @@ class OpenAIJudge:
 
     def _judge(self, client: httpx.Client, breaker: CircuitBreaker, item: Item) -> Judgement:
         if breaker.open:
-            return Failed("circuit_open", f"{self._policy.open_after} judgements failed in a row")
+            return Failed("circuit_open", f"{self._policy.open_after} judgements failed in a row, the last: {breaker.detail}")
         deadline = time.monotonic() + self._policy.seconds
         pause = self._policy.pause_seconds
-        judgement, retry = self._request(client, item, deadline)
+        reply = self._in_form(client, item, deadline)
         for _ in range(self._policy.attempts - 1):
-            if not retry or time.monotonic() + pause >= deadline:
+            wait = max(pause, reply.wait)
+            if not reply.retry or time.monotonic() + wait >= deadline:
                 break
-            self._sleep(pause)
+            self._sleep(wait)
             pause *= 2
-            judgement, retry = self._request(client, item, deadline)
-        breaker.record(isinstance(judgement, Scored))
-        return judgement
+            reply = self._in_form(client, item, deadline)
+        breaker.record(reply.judgement)
+        return reply.judgement
 
-    def _request(self, client: httpx.Client, item: Item, deadline: float) -> tuple[Judgement, bool]:
-        """Send one request. Return its judgement and whether a retry may help."""
+    def _in_form(self, client: httpx.Client, item: Item, deadline: float) -> Reply:
+        """Send one request, and others while the endpoint refuses the form; keep the form that it takes."""
+        while True:
+            form = self._form
+            reply = self._request(client, item, form, deadline)
+            if reply.form is None:
+                return reply
+            with self._lock:  # else another thread has changed it, and this request is sent in that form
+                if self._form is form:
+                    self._form, self._proven = reply.form, False
+
+    def _request(self, client: httpx.Client, item: Item, form: Form, deadline: float) -> Reply:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            return Failed("timeout", f"no answer in {self._policy.seconds:g} s"), False
+            return Reply(Failed("timeout", f"no answer in {self._policy.seconds:g} s"))
         try:
-            with client.stream("POST", "chat/completions", json=self._body(item), timeout=remaining) as response:
-                status, answer = response.status_code, _read_body(response, deadline)
+            with client.stream("POST", "chat/completions", json=self._body(item, form), timeout=remaining) as response:
+                status, answer, headers = response.status_code, _read_body(response, deadline), response.headers
         except (httpx.TimeoutException, TimeoutError):
-            return Failed("timeout", f"no answer in {self._policy.seconds:g} s"), False
+            return Reply(Failed("timeout", f"no answer in {self._policy.seconds:g} s"))
+        except httpx.UnsupportedProtocol as error:
+            return Reply(Failed("refused", f"{error}: check evaluate.judge.url"))
         except httpx.HTTPError as error:
-            return Failed("unavailable", type(error).__name__), True
+            return Reply(Failed("unavailable", f"{type(error).__name__}: {error}"), retry=True)
+        status = _status_within(answer) if status == 200 else status
         if status != 200:
-            retry = status in RETRIED_STATUS
-            return Failed("unavailable" if retry else "refused", f"status {status}"), retry
+            return self._error(status, answer, headers, form)
+        self._proven = self._proven or form is self._form
         judgement = read_score(answer)
-        return judgement, isinstance(judgement, Failed)
+        if isinstance(judgement, Failed) and judgement.kind == "cut_off":
+            return Reply(judgement, form=form.longer())
+        return Reply(judgement, retry=isinstance(judgement, Failed) and judgement.kind != "declined")
 
-    def _body(self, item: Item) -> dict[str, Any]:
+    def _error(self, status: int, answer: str, headers: httpx.Headers, form: Form) -> Reply:
+        """Return the reply of an answer with an error."""
+        key = self._settings.api_key
+        words = _words(answer).replace(key.get_secret_value(), "***") if key and key.get_secret_value() else _words(answer)
+        said = f"HTTP {status}: {words[:SHOWN]}" if words else f"HTTP {status}"
+        if "json_validate_failed" in answer or "failed_generation" in answer:  # Groq, of one answer
+            return Reply(Failed("garbage", said), retry=True)
+        if other := form.after(status, words, self._proven):
+            return Reply(Failed("refused", said), form=other)
+        if (status in RETRIED_STATUS and QUOTA not in answer) or status >= 500:
+            return Reply(Failed("unavailable", said), retry=True, wait=_wait(headers))
+        if status == 413 or CONTEXT.search(words):
+            return Reply(Failed("declined", f"{said}; {ADVICE[413]}"))
+        if status in (400, 403, 422) and FILTER.search(answer):
+            return Reply(Failed("declined", f"{said}; the endpoint filters this text: {OTHER_ADVICE}"))
+        return Reply(Failed("refused", f"{said}; {ADVICE.get(status, OTHER_ADVICE)}"))
+
+    def _body(self, item: Item, form: Form) -> dict[str, Any]:
         most = self._settings.context_characters
         material = {
             "before": item.prefix[max(0, len(item.prefix) - most) :],
@@ -132,13 +197,7 @@ class OpenAIJudge:
             "written": item.truth,
             "completion": item.completion,
         }
-        return {
-            "model": self._settings.model,
-            "temperature": 0,
-            "max_tokens": 64,
-            "messages": [{"role": "system", "content": self._instructions}, {"role": "user", "content": json.dumps(material)}],
-            "response_format": {"type": "json_schema", "json_schema": {"name": "score", "strict": True, "schema": SCHEMA}},
-        }
+        return form.body(self._settings.model, self._instructions, material)
 
 
 def read_rubric(settings: schema.Judge) -> str:
@@ -165,15 +224,40 @@ def _read_body(response: httpx.Response, deadline: float) -> str:
     return body.decode(errors="replace")
 
 
-def read_score(answer: str) -> Judgement:
-    """Return the score in the body of a chat completion, or the failure where it is malformed or out of range."""
+def _words(answer: str) -> str:
+    """Return the message in the body of an error; the body itself if it is no JSON, and "" for a web page."""
     try:
-        content = json.loads(answer)["choices"][0]["message"]["content"]
-        score = json.loads(content)["score"]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        return Failed("garbage", f"{type(error).__name__} in {answer[:200]!r}")
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        return Failed("garbage", f"score is {score!r}")
-    if not LOWEST <= score <= HIGHEST:
-        return Failed("out_of_range", f"score is {score!r}, expected {LOWEST:g} to {HIGHEST:g}")
-    return Scored(float(score))
+        found = json.loads(answer)
+    except ValueError:
+        return "" if answer.lstrip().startswith("<") else " ".join(answer.split())
+    for name in ("error", "message", "detail", "error_msg", "msg"):
+        while isinstance(found, dict) and found.get(name):
+            found = found[name]
+    text = found if isinstance(found, str) else json.dumps(found)
+    return "" if text in ("{}", "null", "[]") else " ".join(text.split())
+
+
+def _status_within(answer: str) -> int:
+    """Return the status of an answer with HTTP 200: that of the error in its body (OpenRouter, gateways), else 200."""
+    try:
+        body = json.loads(answer)
+    except ValueError:
+        return 200
+    error = body.get("error") if isinstance(body, dict) and not body.get("choices") else None
+    if not error:
+        return 200
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    return int(code) if re.fullmatch("[45][0-9]{2}", code) else 502
+
+
+def _wait(headers: httpx.Headers) -> float:
+    """Return the seconds that a server asks to wait, by a number or a date; 0 if it asks for none."""
+    asked = headers.get("retry-after", "")
+    try:
+        seconds = float(asked)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(asked).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

@@ -79,11 +79,16 @@ def build(root: str, spec: dict[str, Any]) -> None:
         inner = root + path
         os.makedirs(os.path.dirname(inner), exist_ok=True)
         if os.path.islink(path):
-            os.symlink(os.readlink(path), inner)
+            if not os.path.lexists(inner):  # else a folder before holds it
+                os.symlink(os.readlink(path), inner)
         elif os.path.isdir(path):
             os.makedirs(inner, exist_ok=True)
             mount(path, inner, None, MS_BIND | MS_REC)
             set_attributes(inner, RDONLY | NOSUID | NODEV)
+        elif not os.path.exists(inner):
+            open(inner, "w").close()
+            mount(path, inner, None, MS_BIND)
+            set_attributes(inner, RDONLY | NOSUID | NODEV, recursive=False)
     os.mkdir(f"{root}/dev")
     for device in DEVICES:
         open(root + device, "w").close()
@@ -152,6 +157,8 @@ def supervise(spec: dict[str, Any], root: bool, uid: int, status: int) -> None:
     if child == 0:
         try:
             become(spec, root, uid)
+        except OSError as error:  # the pipe closes as the command starts, which cannot write to it
+            os.write(status, f"unstarted {spec['command'][0]}: {error}\n".encode())
         finally:
             os._exit(127)
     _, ended = os.waitpid(child, 0)

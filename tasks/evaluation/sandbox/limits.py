@@ -36,6 +36,11 @@ class Limits:
     """Standard output, standard error and each file, in MiB."""
 
     @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """The limits but the time, in order."""
+        return self.memory_mb, self.total_mb, self.processes, self.disk_mb, self.output_mb
+
+    @property
     def at_a_time(self) -> int:
         """Most processes at a time if only the address space of each can be limited: together they have at most `total_mb`."""
         return max(1, min(self.processes, self.total_mb // self.memory_mb))

@@ -4,9 +4,7 @@ pass@1 is the share of places whose completion passes (Chen et al. 2021, "Evalua
 section 2.1, with one sample for each problem).
 """
 
-import os
 import secrets
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,8 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from infra.records import Case, HeldOutPlace, Program
+from tasks.evaluation.sandbox.interpreter import Interpreter, checked, interpreters
 from tasks.evaluation.sandbox.limits import Limits
-from tasks.evaluation.sandbox.run import Outcome, run
+from tasks.evaluation.sandbox.run import Outcome, SandboxRefused, run
 from tasks.evaluation.sandbox.truncation import truncated
 
 Runs = Literal["passed", "failed", "timeout", "not_run"]
@@ -45,14 +44,18 @@ def pass_at_1(
     """Run each place's tests with its completion, `workers` at a time.
 
     Raises:
-        SandboxRefused: this machine does not allow sandboxes.
+        SandboxRefused: this machine does not allow sandboxes, or one cannot run a program that surely passes.
     """
     allowed = limits or Limits()
+    languages = {place.program.language for place in places if place.program}
+    python = checked(allowed) if "py" in languages else None
+    if "cpp" in languages and Path(COMPILER).exists():
+        check_compiler(allowed)
 
     def one(place: HeldOutPlace, completion: str) -> Runs:
         if not place.program:
             return "not_run"
-        return passes(place.program, cut(place, place.program, completion), allowed)
+        return passes(place.program, cut(place, place.program, completion), allowed, python)
 
     with ThreadPoolExecutor(workers) as pool:
         return Passed(tuple(pool.map(one, places, completions)))
@@ -65,25 +68,35 @@ def cut(place: HeldOutPlace, program: Program, completion: str) -> str:
     return truncated(completion, place.truth, program.before, program.after, program.language)
 
 
-def passes(program: Program, completion: str, limits: Limits) -> Runs:
-    """Run a program with a completion on its cases, up to the first failure."""
+def check_compiler(limits: Limits) -> None:
+    """Compile and run an empty program. Raises SandboxRefused: this is not possible in a sandbox."""
+    compiled = run(COMPILE, {"main.cpp": b"int main() {}"}, COMPILE_LIMITS)
+    outcome = run(("/work/main",), {"main": compiled.stdout}, limits) if compiled.succeeded else compiled
+    if not outcome.succeeded:
+        raise SandboxRefused(
+            f"sandbox: {COMPILER} makes no program that runs in it: {outcome.said}; nothing was run. Install g++ with its "
+            "libraries, or remove it: then the places in C++ are left out"
+        )
+
+
+def passes(program: Program, completion: str, limits: Limits, python: Interpreter | None = None) -> Runs:
+    """Run a program with a completion on its cases, up to the first failure; `python`: the interpreter, else the first one."""
     source = program.before + completion + program.after
     match program.language:
         case "py":
-            return _python(source, program.cases, limits)
+            return _python(python or interpreters()[0], source, program.cases, limits)
         case "cpp" if Path(COMPILER).exists():
             return _cpp(source, program.cases, limits)
         case _:
             return "not_run"
 
 
-def _python(source: str, cases: Sequence[Case], limits: Limits) -> Runs:
+def _python(python: Interpreter, source: str, cases: Sequence[Case], limits: Limits) -> Runs:
     """Run a Python program. It must reach its last line: a completion may end the process before the tests."""
     end = secrets.token_hex(16)
     source += f"\nimport sys\nsys.stdout.write({end!r})\n"
-    command = (os.path.realpath(sys.executable), "-I", "-B", "main.py")
     for case in cases:
-        outcome = run(command, {"main.py": source.encode()}, limits, stdin=case.stdin, readable=[sys.base_prefix])
+        outcome = python.run(source, limits, case.stdin)
         if not outcome.stdout.endswith(end.encode()):
             return "timeout" if outcome.ended == "timeout" else "failed"
         outcome = replace(outcome, stdout=outcome.stdout.removesuffix(end.encode()))

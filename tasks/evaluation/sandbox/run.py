@@ -45,29 +45,41 @@ class Outcome:
         """Return whether the command exited with 0."""
         return self.ended == "exited" and self.code == 0
 
+    @property
+    def said(self) -> str:
+        """Return how the command ended and the first line of its standard error."""
+        return f"{self.ended}, status {self.code}, standard error {_first(self.stderr)!r}"
+
 
 class SandboxRefused(RuntimeError):
     """The machine does not allow sandboxes, so nothing is run."""
 
 
 def run(
-    command: Sequence[str], contents: Mapping[str, bytes], limits: Limits, *, stdin: str = "", readable: Sequence[str] = ()
+    command: Sequence[str],
+    contents: Mapping[str, bytes],
+    limits: Limits,
+    *,
+    stdin: str = "",
+    readable: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a command in a new sandbox, in the folder /work.
 
     Args:
         command: absolute path of the program, and its arguments.
         contents: files of /work, by name.
-        readable: folders to read beside SYSTEM, at the same path.
+        readable: files and folders to read beside SYSTEM, at the same path.
+        environment: variables beside ENVIRONMENT.
 
     Raises:
-        SandboxRefused: the sandbox cannot be built on this machine.
+        SandboxRefused: the sandbox cannot be built on this machine, or cannot start the command.
     """
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         spec = {
             "root": root,
             "command": list(command),
-            "environment": ENVIRONMENT,
+            "environment": ENVIRONMENT | dict(environment or {}),
             "contents": {name: base64.b64encode(body).decode() for name, body in contents.items()},
             "stdin": stdin,
             "readable": [path for path in (*SYSTEM, *readable) if os.path.lexists(path)],
@@ -79,11 +91,14 @@ def run(
             said = _supervised(json.dumps(spec).encode(), out, err, limits.seconds, group)
         texts = tuple(_read(file) for file in (out, err))
     if not said.startswith("ready"):
+        reason = said.removeprefix("refused ").strip() or f"it was not built in time: {_first(texts[1]) or 'no reason given'}"
         raise SandboxRefused(
-            f"sandbox: {said.removeprefix('refused ').strip() or 'it was not built in time'}; nothing was run. Expected Linux "
+            f"sandbox: {reason}; nothing was run. Expected Linux "
             "5.12 or later with user namespaces (`unshare --user --map-root-user true` succeeds; see the sysctl "
             "user.max_user_namespaces and, on Ubuntu, kernel.apparmor_restrict_unprivileged_userns), or root with CAP_SYS_ADMIN"
         )
+    if unstarted := next((line for line in said.splitlines() if line.startswith("unstarted ")), ""):
+        raise SandboxRefused(f"sandbox: cannot start {unstarted.removeprefix('unstarted ')}; nothing was run")
     code = next((int(line.split()[1]) for line in said.splitlines() if line.startswith("ended ")), None)
     if code is None:
         return Outcome("timeout", 0, *texts)
@@ -93,9 +108,11 @@ def run(
 def _supervised(spec: bytes, out: IO[bytes], err: IO[bytes], seconds: float, group: Path | None) -> str:
     """Return the lines of the inner half until the command ends or its time is over."""
     reading, writing = os.pipe()
+    # Of the environment, the loader of a relocated interpreter may need this variable.
+    loader = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     command = [os.path.realpath(sys.executable), "-I", str(INSIDE), str(writing)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=out, stderr=err, pass_fds=[writing], start_new_session=True, env={}
+        command, stdin=subprocess.PIPE, stdout=out, stderr=err, pass_fds=[writing], start_new_session=True, env=loader
     )
     os.close(writing)
     assert process.stdin
@@ -124,6 +141,11 @@ def _line(reading: int, seconds: float) -> str:
             return text.decode() if ready else ""
         text += part
     return text.decode()
+
+
+def _first(text: bytes) -> str:
+    """Return the start of the first line of a text."""
+    return next(iter(text.decode(errors="replace").splitlines()), "")[:200]
 
 
 def _read(file: IO[bytes]) -> bytes:

@@ -169,5 +169,5 @@ def test_missing_credentials_are_an_error_that_names_the_settings(moto: str, mon
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(Refused, match=r"no credentials found.*TABLOOP_STORE__ACCESS_KEY"):
+    with pytest.raises(Refused, match=r"Unable to locate credentials.*TABLOOP_STORE__ACCESS_KEY"):
         ObjectStore.connect(Store(endpoint=moto)).ensure_bucket()

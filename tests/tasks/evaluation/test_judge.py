@@ -1,14 +1,9 @@
 """The judges. The LLM judge runs against a real HTTP server that responds or fails."""
 
 import json
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,73 +12,14 @@ from hypothesis import strategies as st
 from evals.studies.judged.settings import StudySettings
 from infra.settings import schema
 from tasks.evaluation.judge import Failed, Item, KeptJudge, ReferenceJudge, Scored, build
-from tasks.evaluation.judge.openai import OpenAIJudge, RequestPolicy, read_score
+from tasks.evaluation.judge.openai import OpenAIJudge, RequestPolicy
+from tasks.evaluation.judge.reading import read_score
+from tests.tasks.evaluation.chat_endpoint import Endpoint, chat, item
 from tests.tasks.made import MemoryStore
 
 KEY = "sk-very-secret"
 QUICK = RequestPolicy(attempts=3, pause_seconds=0.01, open_after=4)
 CONCURRENCY = 4
-
-
-def item(completion="x", n=0):
-    return Item(prefix=f"a = {n}", suffix="\n", completion=completion, truth="x")
-
-
-def chat(score) -> bytes:
-    return json.dumps({"choices": [{"message": {"content": json.dumps({"score": score})}}]}).encode()
-
-
-class Endpoint:
-    """Responds with the (status, body) that `rule(material, attempt)` returns."""
-
-    def __init__(self, rule) -> None:
-        self.rule = rule
-        self.attempts: Counter[str] = Counter()
-        self.requests: list[Any] = []
-        self.concurrent = self.max_concurrent = 0
-        self.lock = threading.Lock()
-
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                raw = self.rfile.read(int(self.headers["Content-Length"]))
-                body = json.loads(raw)
-                material = json.loads(body["messages"][1]["content"])
-                with endpoint.lock:
-                    endpoint.attempts[material["before"]] += 1
-                    number = endpoint.attempts[material["before"]]
-                    endpoint.requests.append((self.path, dict(self.headers), body))
-                    endpoint.concurrent += 1
-                    endpoint.max_concurrent = max(endpoint.max_concurrent, endpoint.concurrent)
-                try:
-                    status, response = endpoint.rule(material, number)
-                    self.send_response(status)
-                    self.end_headers()
-                    for chunk in response if isinstance(response, list) else [response]:
-                        self.wfile.write(chunk)
-                        if isinstance(response, list):
-                            time.sleep(0.1)
-                except (BrokenPipeError, ConnectionResetError):
-                    pass
-                finally:
-                    with endpoint.lock:
-                        endpoint.concurrent -= 1
-
-            def log_message(self, *arguments):
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
 def judge_at(url, timeout=5.0, policy=QUICK):
@@ -127,7 +63,7 @@ def test_scores_are_in_the_order_of_the_items():
         (500, b"", "unavailable", 3),
         (429, b"", "unavailable", 3),
         (401, b"", "refused", 1),
-        (400, b"", "refused", 1),
+        (400, b"", "refused", 3),  # without a reason: the response format may be one
     ],
 )
 def test_each_failure_has_a_kind_and_a_number_of_attempts(status, body, kind, attempts):
@@ -177,8 +113,10 @@ def test_an_unreachable_server_is_a_failure_that_does_not_show_the_key():
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.none(), st.lists(st.integers())))
 def test_reading_a_score_never_raises(score):
     judgement = read_score(chat(score).decode())
-    valid = isinstance(score, int | float) and 0 <= score <= 10
-    assert judgement == Scored(float(score)) if valid else isinstance(judgement, Failed)
+    if isinstance(score, int | float):
+        assert judgement == Scored(float(score)) if 0 <= score <= 10 else isinstance(judgement, Failed)
+    elif isinstance(judgement, Scored):
+        assert isinstance(score, str) and any(digit in score for digit in "0123456789")
 
 
 def test_build_returns_the_judge_of_the_settings():
