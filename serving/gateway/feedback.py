@@ -5,12 +5,14 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from infra.records import Feedback
 from serving.access import Access, Caller
+from serving.access.callers import Named
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
 from serving.gateway.dialects.base import Dialect, FeedbackEvent, FeedbackFormat
@@ -36,6 +38,10 @@ class FeedbackService:
     def waiting_segments(self) -> int:
         """Segments in the spool, as last measured."""
         return self.recorder.spool.segments
+
+    def named(self, event: FeedbackEvent, named: Named) -> Named:
+        """Return the user and project of an event: what the request names, else those of its completion. Raises Denied."""
+        return self.recorder.served.named(named, event.completion_id, event.prefix, event.suffix)
 
     async def store(self, event: FeedbackEvent, caller: Caller) -> str:
         """Write an event to the disk and return its id. Raises FeedbackNotStored."""
@@ -85,10 +91,12 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
     async def receive(request: Request) -> Response:
         credential = await service.access.check(request.headers, "feedback")
         require_json(request)
-        caller = service.access.caller(request.headers, credential, None, dialect.name or client_name(request.headers))
-        event = form.parse(await read_json(request), request.query_params)
+        body = await read_json(request)
+        event = form.parse(body, request.query_params)
         record_id = ""
         if event is not None:
+            client = dialect.name or client_name(request.headers)
+            caller = service.access.caller(request.headers, credential, body.get("user"), client, partial(service.named, event))
             key = (caller.project, caller.user, event.client_id, event.outcome)
             if not (form.once and key in recent):
                 record_id = await service.store(event, caller)
