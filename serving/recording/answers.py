@@ -24,6 +24,8 @@ MOST = 20_000
 class _Impression:
     """A completion as it was shown once, by all of its events."""
 
+    began: float
+    """Time of its first event."""
     strongest: int = 0
     cache_hit: bool = False
     completion: Hashable = None
@@ -49,10 +51,11 @@ class Answers:
     def add(self, row: Feedback) -> None:
         """Count an event."""
         request = self._request(row)
-        if self._is_no_label(row, request):
-            return
         own = (row.project, row.user, row.client_id or f"event {row.id}")
-        impression = self._impressions.setdefault(own, _Impression())
+        impression = self._impressions.get(own) or _Impression(row.time)
+        if self._is_no_label(row, request, impression.began):
+            return
+        self._impressions[own] = impression
         impression.strongest = max(impression.strongest, strength(row.outcome, row.reason))
         impression.cache_hit |= row.cache_hit
         completion: Hashable = request.id if request is not None else impression.completion or own
@@ -76,13 +79,13 @@ class Answers:
             return self._served.of(row.project, row.user, row.completion_id)
         return self._served.at_place(row.project, row.user, row.prefix, row.suffix, row.shown) if row.shown else None
 
-    def _is_no_label(self, row: Feedback, request: ServedRequest | None) -> bool:
-        """Return whether no label is joined from an event: it is not of its user's completion, or too late."""
+    def _is_no_label(self, row: Feedback, request: ServedRequest | None, began: float) -> bool:
+        """Return whether no label is joined from an event: it is not of its user's completion, or its impression is too late."""
         if row.completion_id:
             if request is None:
                 return row.completion_id in self._served
             return not row.prefix and request.text is not None and not request.text.startswith(row.shown)
-        return not row.shown or (request is not None and row.time - request.arrived > self._join_seconds)
+        return not row.shown or (request is not None and began - request.arrived > self._join_seconds)
 
     def _move(self, own: Hashable, impression: _Impression, row: Feedback) -> None:
         """Take an impression away from the completion that it counted as before its own was known."""
