@@ -23,6 +23,8 @@ from serving.recording.recorder import Recorder
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
+CLOCK_SECONDS = 3_600.0
+"""Seconds by which a client's clock may be ahead; a completion that was made later than that was made at no known time."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,25 @@ class FeedbackService:
 
     async def store(self, event: FeedbackEvent, caller: Caller) -> str:
         """Write an event to the disk and return its id. Raises FeedbackNotStored."""
+        fields, now = vars(event).copy(), self.clock()
+        odd = set(fields.pop("odd"))
+        if event.made_at is not None and not 0 < event.made_at < now + CLOCK_SECONDS:
+            fields["made_at"] = None
+            odd.add("made_at")
         row = Feedback(
             id=f"fb-{uuid.uuid4()}",
-            time=self.clock(),
+            time=now,
             project=caller.project,
             user=caller.user,
             credential=caller.credential,
             client=caller.client,
-            **vars(event),
+            **fields,
         )
         try:
             await self.recorder.record_feedback(row, opted_out=caller.opted_out)
         except (SpoolFull, OSError) as error:
             raise FeedbackNotStored(str(error)) from error
+        self.recorder.metrics.odd_fields_received(row.client, odd)
         return row.id
 
 
