@@ -30,7 +30,9 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
         "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
     )
     impressions = strongest.group_by(key).agg(
-        pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
+        pl.col(
+            "outcome", "client", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id"
+        ).first(),
         pl.col("time").min(),
         pl.col("cache_hit").any(),
         pl.col("language").max(),  # the language that an event names, if any does
