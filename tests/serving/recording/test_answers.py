@@ -28,7 +28,8 @@ JOIN_SECONDS = 60.0
 def history(seed: int) -> tuple[list[Completion], list[Feedback]]:
     """Return completions of two users at different places, and events of them, in any number, as they arrive."""
     draw = random.Random(seed)
-    completions, events = [], []
+    completions: list[Completion] = []
+    events: list[Feedback] = []
     for number in range(40):
         user, time = draw.choice("ab"), NOW + number
         special = draw.choice(["", "", "", "", "exploring", "pinned"])
