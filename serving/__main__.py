@@ -129,7 +129,7 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     sampling = policy(settings)
     redactor = event_redactor(settings, metrics)
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
-    recorder = Recorder(spool, metrics, redactor, opt_outs)
+    recorder = Recorder(spool, metrics, redactor, opt_outs, settings.collect.join_seconds)
     arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
     versions = VersionCache(settings_.path(serving.state), serving.most_deltas)
     registry = Registry.connect(settings.registry)

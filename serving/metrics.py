@@ -109,6 +109,9 @@ class Metrics:
         self._not_taken = counter(
             "tabloop_not_taken", "Feedback events by the reason why nothing was taken", ("client", "reason")
         )
+        self._odd_fields = counter(
+            "tabloop_odd_fields", "Fields of feedback events that were left out, since their value cannot be", ("client", "field")
+        )
         self.refused = counter("tabloop_refused", "Requests answered with an error", ("status",))
         self.ignored_users = counter("tabloop_ignored_users", "Requests that named a user and whose token may not")
         self.unshared_rates = counter(
@@ -184,6 +187,11 @@ class Metrics:
         self.feedback_counts[client, row.outcome] += 1
         if row.reason:
             self._not_taken.labels(client, row.reason).inc()
+
+    def odd_fields_received(self, client: str, fields: Iterable[str]) -> None:
+        """Count the fields that were left out of a feedback event."""
+        for name in fields:
+            self._odd_fields.labels(client if client in self._clients else "other", name).inc()
 
     def recent(self, now: float, project: str = "") -> list[Recent]:
         """Return the last minutes' completions by arm and version, of a project (empty: of every one); `now` in Unix seconds."""

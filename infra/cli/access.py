@@ -40,7 +40,8 @@ def hash(name: Annotated[str, typer.Argument(metavar="NAME", help="a user's id, 
             "serving.user_secret is not set; set TABLOOP_SERVING__USER_SECRET to the value that the serving app uses",
             errors.WRONG_USE,
         )
-    print(user_hash(secret.get_secret_value().encode(), name))
+    with errors.expected(ValueError):
+        print(user_hash(secret.get_secret_value().encode(), name))
 
 
 @command(ACCESS, "settings")

@@ -2,11 +2,12 @@
 
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infra.http.login import Logins, password_of
-from infra.identity import user_hash
+from infra.identity import header_text, keyed_hash, user_hash, user_name
 from infra.records import ShowLevel
 from infra.settings import revealed
 from infra.settings.schema import Role, Serving, Terms, UserTerms
@@ -17,6 +18,25 @@ from serving.access.shared_rates import SharedRates
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
 PROJECT_RULE = "1 to 64 letters, digits, dots, dashes and underscores"
+
+
+@dataclass(frozen=True)
+class Named:
+    """The user and the project that a request names."""
+
+    user: str | None
+    """Keyed hash of the user's id; None: the token may name users, and the request names none."""
+    project: str | None
+    """None: the request names none."""
+    own: str
+    """Keyed hash of the token's own user."""
+    credential: str
+    """Keyed hash of the token's name."""
+
+
+def as_named(named: Named) -> Named:
+    """Return what a request names, unchanged."""
+    return named
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,10 @@ class Caller:
     """Level at which it is shown completions, from its settings; None: the app's level."""
     sees_versions: bool = False
     """Whether responses name the version and the arm's sampling."""
+    names_user: bool = False
+    """Whether the user is another than the token's own."""
+    names_project: bool = False
+    """Whether the request names its project."""
 
 
 class Access:
@@ -122,53 +146,69 @@ class Access:
 
     def _hashed_name(self, credential: Credential) -> str:
         """Return the keyed hash of a token's name. A token that replaces another keeps its name, and so its history."""
-        return user_hash(self.user_secret, f"credential:{credential.name}")
+        return keyed_hash(self.user_secret, f"credential:{credential.name}")
 
     def _password(self, headers: Mapping[str, str]) -> bytes:
         """Return the token that a browser sends as its password; of an administrator's session, the administrator's."""
         given = password_of(headers.get("authorization", "").encode())
         return self._admin_token if self.logins and self.logins.admits(given) else given.encode()
 
-    def caller(self, headers: Mapping[str, str], credential: Credential, user: str | None, client: str) -> Caller:
-        """Return the sender of a request; `user` is the body's, used if there is no X-User-ID.
+    def caller(
+        self,
+        headers: Mapping[str, str],
+        credential: Credential,
+        user: object,
+        client: str,
+        complete: Callable[[Named], Named] = as_named,
+    ) -> Caller:
+        """Return the sender of a request.
 
         The user is the credential's own. Only a credential with the role `users` names others.
 
+        Args:
+            user: the body's, of any JSON type, used if there is no X-User-ID.
+            complete: returns what the request names, with what is known of it otherwise; may raise Denied.
+
         Raises:
-            Denied: 400 for an invalid project name, 403 for a project that is not the token's.
+            Denied: 400 for an invalid name of a user or project, 403 for a project that is not the token's.
         """
-        project = headers.get("x-project-id", credential.projects[0] if credential.projects else "default")
-        if not PROJECT.fullmatch(project):
-            raise Denied(400, f"X-Project-ID: expected {PROJECT_RULE}")
+        named = complete(self._named(headers, credential, user))
+        project = named.project or (credential.projects[0] if credential.projects else "default")
         if credential.projects and project not in credential.projects:
             has = ", ".join(sorted(credential.projects))
             raise Denied(403, f"X-Project-ID: token {credential.name} has {has}, not {project}")
-        hashed = user_hash(self.user_secret, self._user(credential, headers.get("x-user-id") or user))
+        hashed = named.user or named.own
         terms = self._terms(project, hashed)
         opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
         return Caller(
             project,
             hashed,
-            self._hashed_name(credential),
+            named.credential,
             client,
             opted_out=opts_out or not terms.logged,
             experiments=terms.experiments,
             version=terms.version,
             level=terms.level,
             sees_versions="versions" in credential.roles,
+            names_user=hashed != named.own,
+            names_project=named.project is not None,
         )
 
-    def _user(self, credential: Credential, named: str | None) -> str:
-        if not named or named == credential.user:
-            return credential.user
+    def _named(self, headers: Mapping[str, str], credential: Credential, user: object) -> Named:
+        own = user_hash(self.user_secret, credential.user)
+        header = header_text(headers.get("x-user-id", ""))
         if "users" in credential.roles:
-            return named
-        self._on_ignored_user()
-        return credential.user
+            name = _name(header, "X-User-ID") or _name(user, "user")
+            hashed = keyed_hash(self.user_secret, name) if name else None
+        else:
+            hashed = own
+            if not _is_name_of(header, credential) or (not header and not _is_name_of(user, credential)):
+                self._on_ignored_user()
+        return Named(hashed, _project(headers), own, self._hashed_name(credential))
 
     def file_hash(self, project: str, path: str) -> str:
         """Return the keyed hash of a file's path within a project; empty without a path."""
-        return user_hash(self.user_secret, f"file\0{project}\0{path}") if path else ""
+        return keyed_hash(self.user_secret, f"file\0{project}\0{path}") if path else ""
 
     def _terms(self, project: str, user: str) -> Terms:
         """Return the combined terms of project and user: both must consent."""
@@ -180,6 +220,38 @@ class Access:
             version=of_user.version or of_project.version,
             level=of_user.level or of_project.level,
         )
+
+
+def _project(headers: Mapping[str, str]) -> str | None:
+    """Return the project that a request names; None without one. Raises Denied with 400."""
+    project = unicodedata.normalize("NFC", header_text(headers.get("x-project-id", "")).strip())
+    if project and not PROJECT.fullmatch(project):
+        raise Denied(
+            400, f"X-Project-ID: expected {PROJECT_RULE}, got {project[:40]!r}; set it where the editor sets its headers"
+        )
+    return project or None
+
+
+def _name(given: object, field: str) -> str:
+    """Return the one form of the user's name in a header or a body; empty without one. Raises Denied with 400."""
+    if given is None:
+        return ""
+    if not isinstance(given, str):
+        raise Denied(400, f"{field}: expected a string, got {str(given)[:40]}; send the user's id as text, or leave it out")
+    try:
+        return user_name(given)
+    except ValueError as error:
+        raise Denied(400, f"{field}: {error}; send the user's id, percent-encoded if it is not ASCII") from None
+
+
+def _is_name_of(given: object, credential: Credential) -> bool:
+    """Return whether a name is the token's own user, or none at all."""
+    if not isinstance(given, str):
+        return True
+    try:
+        return user_name(given) in ("", user_name(credential.user))
+    except ValueError:
+        return False
 
 
 def _token(headers: Mapping[str, str]) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import SecretStr, ValidationError
 
 from infra import settings as settings_
+from infra.identity import NAME_RULE, user_name
 from infra.settings.schema import AccessToken, Role, Serving
 from infra.settings.section import Section
 
@@ -107,7 +108,7 @@ def read_table(file: Path) -> dict[str, AccessToken]:
 
 def credentials(settings: Serving, clock: Clock = time.monotonic) -> Mapping[bytes, Credential]:
     """Return every token of the settings and of `serving.token_file` by its digest. Raises ValueError if a name or a token
-    occurs twice, or a token has the role `users` although `serving.name_users` is false."""
+    occurs twice, a token has the role `users` although `serving.name_users` is false, or its user is no name."""
     in_file = read_table(settings_.path(settings.token_file)) if settings.token_file else {}
     if twice := in_file.keys() & settings.tokens.keys():
         raise ValueError(f"serving.tokens and {settings.token_file} both have {', '.join(sorted(twice))}; remove one of each")
@@ -120,6 +121,11 @@ def credentials(settings: Serving, clock: Clock = time.monotonic) -> Mapping[byt
                 f"token {credential.name} has the role users, and serving.name_users is false: its holder can speak for "
                 "every user; set serving.name_users = true if a trusted proxy holds it, else remove the role"
             )
+        try:
+            if not user_name(credential.user):
+                raise ValueError(f"expected {NAME_RULE}, got {credential.user!r}")
+        except ValueError as error:
+            raise ValueError(f"token {credential.name}: user: {error}") from None
         found[key] = credential
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import jwt
 
+from infra.identity import user_name
 from infra.settings.schema import OpenIDConnect
 from infra.settings.serving import secure_address
 from serving.access.credentials import Clock, Credential, Denied, RateLimiter
@@ -69,6 +70,10 @@ class Issuer:
         user = claims[self._setting.user_claim]
         if not isinstance(user, str) or not user:
             raise Denied(401, "token of the issuer: missing claim")
+        try:
+            user_name(user)
+        except ValueError as error:
+            raise Denied(401, f"token of the issuer: {self._setting.user_claim}: {error}") from None
         # A credential per subject: the issuer has checked each, so no token can invent another user.
         setting = self._setting
         return Credential(f"oidc:{user}", user, setting.projects, frozenset(setting.roles), self._limiter(user))

@@ -3,6 +3,7 @@
 A body must also be declared as JSON, which another site's page can do only after a preflight that this app never answers.
 """
 
+import re
 import socket
 from collections.abc import Collection
 
@@ -17,6 +18,8 @@ from serving.gateway.errors import BadRequest, error_body
 from serving.metrics import Metrics
 
 JSON = "application/json"
+CHARSET = re.compile(r"""(?i)\bcharset\s*=\s*["']?([^"';\s]*)""")
+UTF8 = ("utf-8", "utf8", "us-ascii", "ascii", "")
 
 
 class BrowserGuard:
@@ -48,7 +51,15 @@ def accepted_hosts(settings: Serving) -> frozenset[str]:
 
 
 def require_json(request: Request) -> None:
-    """Raise BadRequest with 415 if the body is not declared as JSON."""
+    """Raise BadRequest with 415 if the body is not declared as JSON in UTF-8, or is compressed."""
     declared = request.headers.get("content-type", "")
-    if declared.partition(";")[0].strip().lower() != JSON:
+    kind, _, parameters = declared.partition(";")
+    if kind.strip().lower() != JSON:
         raise BadRequest(f"Content-Type: expected {JSON}, got {declared[:100]!r}", "Content-Type", 415)
+    charset = CHARSET.search(parameters)
+    if charset is not None and charset[1].lower() not in UTF8:
+        raise BadRequest(f"Content-Type: expected charset=utf-8 or none, got {declared[:100]!r}", "Content-Type", 415)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        hint = "turn the compression of request bodies off in the client or its proxy"
+        raise BadRequest(f"Content-Encoding: expected none, got {coding[:40]!r}; {hint}", "Content-Encoding", 415)

@@ -14,7 +14,7 @@ from infra.settings.schema import Showing
 from serving.access import Access, Caller, Credential
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
-from serving.gateway.dialects.base import CompletionFormat, Dialect, Fields, ServedModel
+from serving.gateway.dialects.base import CompletionFormat, Dialect, ServedModel
 from serving.gateway.errors import BadRequest
 from serving.gateway.generation import Generation
 from serving.gateway.openapi import DocumentedApp, Post, answers, any_of, header
@@ -76,13 +76,15 @@ def _endpoint(
         parsed = completions.parse(body, model)
         if isinstance(parsed, Response):
             return parsed
-        caller = gateway.access.caller(request.headers, credential, _user(body), client_name(request.headers, body))
+        caller = gateway.access.caller(request.headers, credential, body.get("user"), client_name(request.headers, body))
         arrived = gateway.clock()  # the arm and the event use the same time, since a block of a crossover may end meanwhile
         routes = _routes(request, gateway, caller, credential, arrived)
         completion_id = f"cmpl-{uuid.uuid4()}"
         showing = _show_terms(request, gateway, caller, completion_id)
+        asked = parsed.request
+        gateway.recorder.served.add(caller, completion_id, asked.prefix, asked.suffix, arrived)
         if caller.opted_out:  # before the response, since feedback may arrive before its end
-            who, asked = (caller.project, caller.user), parsed.request
+            who = (caller.project, caller.user)
             gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
         generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, arrived)
         generation.temperature = _temperature(request, routes)
@@ -92,11 +94,6 @@ def _endpoint(
         return WholeResponse(generation, gateway.recorder, shadow.offer, parsed.render)
 
     return complete
-
-
-def _user(body: Fields) -> str | None:
-    user = body.get("user")
-    return user if isinstance(user, str) else None
 
 
 def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_id: str) -> ShowTerms:

@@ -49,7 +49,8 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(Denied)
     async def denied(request: Request, cause: Denied) -> Response:
         wait = {"Retry-After": str(cause.retry_seconds)} if cause.retry_seconds else {}
-        return error(cause.status, str(cause), "rate_limit_error" if wait else "authentication_error", **wait)
+        otherwise = "invalid_request_error" if cause.status == 400 else "authentication_error"
+        return error(cause.status, str(cause), "rate_limit_error" if wait else otherwise, **wait)
 
     @app.exception_handler(NotServed)
     async def not_served(request: Request, cause: NotServed) -> Response:

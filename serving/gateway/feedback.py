@@ -5,12 +5,14 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from infra.records import Feedback
 from serving.access import Access, Caller
+from serving.access.callers import Named
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
 from serving.gateway.dialects.base import Dialect, FeedbackEvent, FeedbackFormat
@@ -21,6 +23,8 @@ from serving.recording.recorder import Recorder
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
+CLOCK_SECONDS = 3_600.0
+"""Seconds by which a client's clock may be ahead; a completion that was made later than that was made at no known time."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +41,31 @@ class FeedbackService:
         """Segments in the spool, as last measured."""
         return self.recorder.spool.segments
 
+    def named(self, event: FeedbackEvent, named: Named) -> Named:
+        """Return the user and project of an event: what the request names, else those of its completion. Raises Denied."""
+        return self.recorder.served.named(named, event.completion_id, event.prefix, event.suffix)
+
     async def store(self, event: FeedbackEvent, caller: Caller) -> str:
         """Write an event to the disk and return its id. Raises FeedbackNotStored."""
+        fields, now = vars(event).copy(), self.clock()
+        odd = set(fields.pop("odd"))
+        if event.made_at is not None and not 0 < event.made_at < now + CLOCK_SECONDS:
+            fields["made_at"] = None
+            odd.add("made_at")
         row = Feedback(
             id=f"fb-{uuid.uuid4()}",
-            time=self.clock(),
+            time=now,
             project=caller.project,
             user=caller.user,
             credential=caller.credential,
             client=caller.client,
-            **vars(event),
+            **fields,
         )
         try:
             await self.recorder.record_feedback(row, opted_out=caller.opted_out)
         except (SpoolFull, OSError) as error:
             raise FeedbackNotStored(str(error)) from error
+        self.recorder.metrics.odd_fields_received(row.client, odd)
         return row.id
 
 
@@ -85,10 +99,12 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
     async def receive(request: Request) -> Response:
         credential = await service.access.check(request.headers, "feedback")
         require_json(request)
-        caller = service.access.caller(request.headers, credential, None, dialect.name or client_name(request.headers))
-        event = form.parse(await read_json(request), request.query_params)
+        body = await read_json(request)
+        event = form.parse(body, request.query_params)
         record_id = ""
         if event is not None:
+            client = dialect.name or client_name(request.headers)
+            caller = service.access.caller(request.headers, credential, body.get("user"), client, partial(service.named, event))
             key = (caller.project, caller.user, event.client_id, event.outcome)
             if not (form.once and key in recent):
                 record_id = await service.store(event, caller)

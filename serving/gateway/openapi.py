@@ -20,7 +20,7 @@ TEXT: Schema = {"type": "string"}
 NULL: Schema = {"type": "null"}
 FLAG: Schema = {"anyOf": [{"type": "boolean"}, NULL]}
 STOP: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "maxItems": MAX_STOPS}, NULL]}
-USER: Schema = {"description": "the user's id, if the header X-User-ID does not give it"}
+USER: Schema = {"anyOf": [TEXT, NULL], "description": "the user's id, if the header X-User-ID does not give it"}
 
 
 def object_schema(required: tuple[str, ...], **fields: Schema) -> Schema:

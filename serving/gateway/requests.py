@@ -1,5 +1,11 @@
-"""The body of a request."""
+"""The body of a request.
 
+Editors cut text in UTF-16 units, and proxies pass bytes on as they are: half of an emoji, bytes that are no UTF-8, a byte order
+mark or NaN cost no request. What no Unicode text can hold becomes U+FFFD.
+"""
+
+import json
+import re
 from typing import Any
 
 import orjson
@@ -14,6 +20,8 @@ MAX_PARTS = 10_000
 runs meanwhile."""
 MAX_STRINGS = 2 * MAX_PARTS
 """Strings in a body: a name and a value for each part."""
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+SURROGATE = re.compile("[\ud800-\udfff]")
 CLIENT_LEFT = 499
 """nginx's status for a client that disconnected; it is counted, and never sent."""
 
@@ -25,9 +33,41 @@ async def read_json(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, A
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"body: not JSON: {str(error)[:200]}") from None
+        value = _read_leniently(body, error)
     if not isinstance(value, dict):
         raise BadRequest(f"body: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _read_leniently(body: bytes, refusal: ValueError) -> Any:
+    """Return a body that is JSON but for its characters; numbers may be NaN and Infinity. Raises BadRequest with the refusal."""
+    if body.startswith(UTF16_MARKS):
+        raise BadRequest("body: not JSON: expected UTF-8, got UTF-16; set the client's encoding to UTF-8")
+    try:
+        return _sound(json.loads(_decoded(body), strict=False))
+    except (ValueError, RecursionError):
+        first = body[:40].decode("utf-8", "replace")
+        raise BadRequest(f"body: not JSON: {str(refusal)[:200]}; it begins with {first!r}") from None
+
+
+def _decoded(body: bytes) -> str:
+    """Return a body's text without a byte order mark. Half characters in UTF-8's form (WTF-8) are kept for `_sound`."""
+    try:
+        return body.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return body.decode("utf-8-sig", "replace")
+
+
+def _sound(value: Any) -> Any:
+    """Return a value whose texts are Unicode: halves that belong together are joined, and others become U+FFFD."""
+    if isinstance(value, str):
+        if SURROGATE.search(value) is None:
+            return value
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_sound(each) for each in value]
+    if isinstance(value, dict):
+        return {_sound(name): _sound(each) for name, each in value.items()}
     return value
 
 

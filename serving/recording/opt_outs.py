@@ -98,7 +98,8 @@ class OptOuts:
 
     def _load(self) -> None:
         """Read the latest entries of the file, and rewrite the file with only these."""
-        lines = self._file.read_text().splitlines()[-MOST:] if self._file.exists() else []
+        text = self._file.read_text() if self._file.exists() else ""
+        lines = [line for line in text.split("\n") if line][-MOST:]
         for line in lines:
             try:
                 self._take(json.loads(line))

@@ -3,39 +3,40 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
 
 from infra.model.past_acceptance import PastAcceptance
-from infra.records import Completion, Feedback, Outcome, ShadowCopy
+from infra.records import Completion, Feedback, ShadowCopy
 from infra.redaction.events import without_text
 from infra.redaction.texts import Texts
 from serving.metrics import Metrics
+from serving.recording.answers import Answers
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import TooManyTexts
 from serving.recording.opt_outs import OptOuts
+from serving.recording.served import Served
 from serving.recording.spool import Spool, SpoolFull
 
 log = logging.getLogger(__name__)
-ACCEPTED: Mapping[Outcome, bool] = {"accepted": True, "partially_accepted": True, "rejected": False, "thumbs_down": False}
-"""Outcomes that answer a completion."""
-
-MAX_EXPLORING = 200
-"""Most exploring completions that wait for feedback."""
+JOIN_SECONDS = 600.0
+"""As `collect.join_seconds` has it by default."""
 
 
 class Recorder:
     """Writes events to the spool, also when their request is cancelled."""
 
-    def __init__(self, spool: Spool, metrics: Metrics, redactor: EventRedactor, opt_outs: OptOuts) -> None:
+    def __init__(
+        self, spool: Spool, metrics: Metrics, redactor: EventRedactor, opt_outs: OptOuts, join_seconds: float = JOIN_SECONDS
+    ) -> None:
+        """Make a recorder; `join_seconds` is the settings' `collect.join_seconds`."""
         self.spool = spool
         self.opt_outs = opt_outs
+        self.served = Served()
         self.acceptance = PastAcceptance()
+        self._answers = Answers(self.served, self.acceptance, join_seconds)
         self.metrics = metrics
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
         self._ahead: deque[Texts] = deque()
-        self._exploring: deque[tuple[str, ...]] = deque(maxlen=2 * MAX_EXPLORING)
-        """The last exploring completions, by id and by cursor position: their feedback is left out of the metrics."""
 
     async def record_completion(self, row: Completion) -> None:
         """Write a completion to the spool's file, even if the caller is cancelled meanwhile.
@@ -43,8 +44,7 @@ class Recorder:
         It is on the disk before any later feedback is acknowledged. If the spool refuses it, it is lost, counted and logged.
         """
         self.metrics.completed(row)
-        if row.exploring:
-            self._exploring.extend(((row.id,), (row.project, row.user, row.prefix, row.suffix)))
+        self._answers.ended(self.served.ended(row))
         if row.opted_out:
             self._write(without_text(row))
         elif not self._redactor.is_long(row):
@@ -91,14 +91,8 @@ class Recorder:
             written = self._redactor.redact(row)
         await self.spool.append(written)
         if not held:
-            self._count(row)
+            self._answers.add(row)
         self.metrics.feedback_received(row)
-
-    def _count(self, row: Feedback) -> None:
-        accepted = ACCEPTED.get(row.outcome)
-        explored = not {(row.completion_id,), (row.project, row.user, row.prefix, row.suffix)}.isdisjoint(self._exploring)
-        if accepted is not None and not row.cache_hit and not explored:
-            self.acceptance.add(row.project, row.user, accepted)
 
     async def settle(self) -> None:
         """Wait for the completions that another process redacts, and end that process."""

@@ -29,7 +29,7 @@ from infra.redaction.texts import CUT_STEP
 from tasks.labels import hindsight
 from tasks.labels.impressions import REPORTED, WHO, merge
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
-from tasks.labels.unreported import unreported
+from tasks.labels.unreported import by_own_rules, unreported
 
 CLOCK_SLACK_SECONDS = 1.0
 """Largest difference between replicas' clocks: feedback may seem to arrive this long before its completion."""
@@ -247,6 +247,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
         reported_language="language",
+        reporter="client",
     )
 
 
@@ -317,6 +318,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     not_taken              why the completion was not taken (Feedback.reason); null or empty if unknown
     seen_ms                from showing to the developer's action; null if unknown
     cache_hit              has feedback only on impressions from the editor's own cache, which are ignored
+    unreported             as before (unreported.py), of users whose events come from a client with such rules
     language               named by the feedback, else by the request
 
     settled, settled_whole, settled_by, unsettled, written
@@ -337,7 +339,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     labels = best.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True
     )
-    unused = ("reported", "time", "client_id", "impression", "cache_hit", "text", "shown_text", "not_taken", *REPORTS)
+    unused = ("reported", "reporter", "time", "client_id", "impression", "cache_hit", "text", "shown_text", "not_taken", *REPORTS)
     labels = labels.drop(unused, strict=False)
     reasons = best.filter(pl.col("not_taken") != "", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True
@@ -354,7 +356,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         labelled = labelled.join(more, left_on=own, right_on=served, how="left")
     labelled = labelled.sort("time", "id")
     named = pl.col("reported_language").fill_null("")
-    labelled = with_reports(labelled, matches)
+    labelled = with_reports(by_own_rules(labelled, matches), matches)
     return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
         language=pl.when(named == "").then("language").otherwise(named),

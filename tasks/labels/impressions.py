@@ -5,14 +5,9 @@ An event with a reason why nothing was taken may carry no decision: a completion
 
 import polars as pl
 
-from infra.records import NotTaken, Outcome
+from infra.model.verdicts import NOT_JUDGED, STRENGTH
 from tasks.labels.reports import latest_report
 
-STRENGTH: tuple[Outcome, ...] = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
-"""Outcomes from weak to strong. A later accept overrides a rejection: Continue rejects by itself after 10 s, and a Tab after that
-still counts. The text that remains after a while is stronger evidence, an explicit thumbs down the strongest."""
-NOT_JUDGED: tuple[NotTaken, ...] = ("cancelled", "typed_through", "replaced", "empty")
-"""Reasons for which a rejection is no evidence against the text: nobody saw or answered it, or it was typed as it stood."""
 WHO = ["project", "user"]
 REPORTED = pl.Enum(["shown", "unjudged", "nothing", *STRENGTH[1:]])
 
@@ -35,7 +30,9 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
         "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
     )
     impressions = strongest.group_by(key).agg(
-        pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),
+        pl.col(
+            "outcome", "client", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id"
+        ).first(),
         pl.col("time").min(),
         pl.col("cache_hit").any(),
         pl.col("language").max(),  # the language that an event names, if any does

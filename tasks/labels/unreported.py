@@ -63,3 +63,13 @@ def unreported(served: pl.DataFrame) -> pl.Series:
     closed = served.select((follows_the_rules & (ended == "disconnected")).fill_null(False)).to_series()
     rows = pl.int_range(served.height, eager=True, dtype=pl.UInt32)
     return (closed | rows.is_in(missing["row"].implode())).alias("unreported")
+
+
+def by_own_rules(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+    """Clear `unreported` of users whose events come from other clients: only Continue leaves out what its rules say, and RLinf's
+    Continue, whose requests are the same, reports in a way of its own."""
+    reports = matches.filter(pl.col("reporter").is_in(CLIENTS), pl.col("reported") != "shown").select(
+        id="served", time="served_time"
+    )
+    users = labelled.join(reports, on=["id", "time"], how="semi")["user"].unique()
+    return labelled.with_columns(unreported=pl.col("unreported") & pl.col("user").is_in(users.implode()))

@@ -14,15 +14,17 @@ DIALECTS: tuple[Dialect, ...] = (OPENAI, TABBY, LLAMA, CONTINUE, RLINF, ZED, NAT
 """The first that recognizes a request names its client; the first format of a path is the default."""
 CLIENT_NAMES = frozenset(dialect.name for dialect in DIALECTS if dialect.name)
 """The names that metrics count one by one."""
+PRODUCT = re.compile(r"(?:^|[\s(;,])([^\s()/;,]+)/")
+"""Names of products in a User-Agent (RFC 9110, 10.1.5), also in its comments: "Visual Studio Code/1.103.0 (Continue/2.1.0)"."""
 UNSAFE = re.compile(r"[^\w.+-]")
 
 
 def client_name(headers: Fields, body: Fields | None = None) -> str:
     """Return the name of the dialect that the User-Agent names or that recognizes the body, else the User-Agent's product."""
     agent = headers.get("user-agent", "")
-    lower = agent.lower()
+    products = set(PRODUCT.findall(agent.lower()))
     for dialect in DIALECTS:
-        if dialect.agent and dialect.agent in lower:
+        if dialect.agent in products:
             return dialect.name
     if body is not None:
         for dialect in DIALECTS:

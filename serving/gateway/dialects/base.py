@@ -4,10 +4,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from fastapi import FastAPI, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from infra.model import fim
 from infra.records import NotTaken, Outcome
@@ -18,8 +18,8 @@ from serving.gateway.openapi import MAX_STOPS, Schema
 
 MAX_CHARACTERS = 10_000
 """Characters of a text in a feedback event; a completion has some tens of tokens."""
-MAX_MS = 1e12
-"""Thirty years."""
+MAX_MS = 86.4e6
+"""A day. A longer time between a completion and its answer is an error of a clock, or a time of day."""
 Identifier = Annotated[str, Field(max_length=200)]
 ShownText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Milliseconds = Annotated[float, Field(ge=0, le=MAX_MS, allow_inf_nan=False)]
@@ -27,7 +27,7 @@ Fields = Mapping[str, Any]
 """A body, or a request's headers or query parameters."""
 Render = Callable[[Generation], dict[str, Any]]
 """The body of a finished completion."""
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound="FeedbackBody")
 
 
 class Events(ABC):
@@ -99,6 +99,8 @@ class FeedbackEvent:
     seen_ms: float | None = None
     cache_hit: bool = False
     language: str = ""
+    odd: tuple[str, ...] = ()
+    """Fields that are left out since their value cannot be, by the client's names."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Dialect:
     name: str = ""
     """The client's name in records and metrics; empty: the client is named by its User-Agent."""
     agent: str = ""
-    """Part of the User-Agent, in lower case, that identifies the client before any other rule."""
+    """Name of a product in the User-Agent, in lower case, that identifies the client before any other rule."""
     recognizes: Callable[[Fields, Fields], bool] = lambda body, headers: False
     """Whether a completion request (body, headers) is this client's; it also chooses among the formats at one path."""
     completions: tuple[CompletionFormat, ...] = ()
@@ -135,22 +137,46 @@ class Dialect:
 
 
 class FeedbackBody(BaseModel):
-    """The fields of a feedback body that the server reads; clients send others too."""
+    """The fields of a feedback body that the server reads; clients send others too. A field that is null is absent."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+    dispensable: ClassVar[frozenset[str]] = frozenset()
+    """Fields that no label needs: one with a wrong value is left out, and the event counts."""
+    _odd: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def odd(self) -> tuple[str, ...]:
+        """Fields that were left out for their value."""
+        return self._odd
 
 
-def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422) -> B:
-    """Return the body as a model. Raises BadRequest with the first wrong field; `parent` is the path of `body`."""
+def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422, hint: str = "") -> B:
+    """Return the body as a model.
+
+    Args:
+        parent: path of `body`.
+        hint: the client's setting, or the page, that a developer looks at if the body is refused.
+
+    Raises:
+        BadRequest: a field has a wrong value, the first that is not dispensable.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
     try:
-        return model.model_validate(body)
+        return model.model_validate(given)
     except ValidationError as error:
-        first, *others = error.errors()
+        wrong = error.errors()
+        needed = [each for each in wrong if not each["loc"] or each["loc"][0] not in model.dispensable]
+        if not needed:
+            odd = tuple(sorted({str(each["loc"][0]) for each in wrong}))
+            read = model.model_validate({name: value for name, value in given.items() if name not in odd})
+            read._odd = odd
+            return read
+        first, *others = needed
         field, value = first["loc"][:1], first["input"]  # the rest of the location names one of the field's types
         name = parent + "".join(map(str, field)) or "body"
         expected = " or ".join([first["msg"], *(other["msg"] for other in others if other["loc"][:1] == field)])
         got = f", got {short(value)!r}" if isinstance(value, str | int | float) else ""
-        raise BadRequest(f"{name}: {expected}{got}", name, status) from None
+        raise BadRequest(f"{name}: {expected}{got}" + (f"; {hint}" if hint else ""), name, status) from None
 
 
 def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False) -> str:

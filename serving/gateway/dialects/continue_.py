@@ -20,9 +20,16 @@ from serving.gateway.dialects.base import (
 )
 from serving.gateway.openapi import TEXT, Schema, answer_schema
 
+DATA_HINT = "in Continue's config.yaml: `data` with schema 0.2.0 and level all (infra/docs/editors/continue.md)"
+TRACKING_HINT = "in RLinf's Continue: completionTrackingUrl (infra/docs/editors/continue.md)"
+OWN_STOPS = ("/src/", "#- coding: utf-8")
+"""From core/autocomplete/templating/getStopTokens.ts of Continue, in every version since 0.8."""
+
 
 class Autocomplete(FeedbackBody):
     """The data of Continue's autocomplete event, schemas 0.1.0 and 0.2.0, and RLinf's flat body."""
+
+    dispensable = frozenset({"timestamp", "time", "filepath"})
 
     completionId: Identifier = Field(min_length=1)
     accepted: bool | None = None
@@ -47,27 +54,32 @@ class ContinueEvent(FeedbackBody):
 
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent | None:
     """Read a body of /v1/continue/events; none for other events than autocomplete. Raises BadRequest."""
-    event = read_body(ContinueEvent, body)
-    return _feedback(read_body(Autocomplete, event.data, "data.")) if event.name == "autocomplete" else None
+    event = read_body(ContinueEvent, body, hint=DATA_HINT)
+    if event.name != "autocomplete":
+        return None
+    return _feedback(read_body(Autocomplete, event.data, "data.", hint=DATA_HINT))
 
 
 def parse_submit(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /api/training/submit. Raises BadRequest."""
-    return _feedback(read_body(Autocomplete, body))
+    return _feedback(read_body(Autocomplete, body, hint=TRACKING_HINT))
 
 
 def _feedback(event: Autocomplete) -> FeedbackEvent:
+    made_at = _seconds(event.timestamp)
+    odd = (*event.odd, "timestamp") if event.timestamp and made_at is None else event.odd
     prefix, suffix = fim.request_context(event.prompt, event.prefix, event.suffix)
     return FeedbackEvent(
         client_id=event.completionId,
         outcome="shown" if event.accepted is None else "accepted" if event.accepted else "rejected",
-        made_at=_seconds(event.timestamp),
+        made_at=made_at,
         prefix=prefix,
         suffix=suffix,
         shown=event.completion,
         elapsed_ms=event.time,
         cache_hit=event.cacheHit,
         language=language(event.filepath or ""),
+        odd=odd,
     )
 
 
@@ -88,9 +100,9 @@ def _event_schema() -> Schema:
 
 
 def _recognizes(body: Fields, headers: Fields) -> bool:
-    """Continue has no User-Agent of its own: its stop strings or its second key header identify it."""
+    """Continue has no User-Agent of its own: two stop strings that it alone sends, for every model, identify it."""
     stops = body.get("stop")
-    return "api-key" in headers or (isinstance(stops, list) and fim.PREFIX in stops)
+    return isinstance(stops, list) and all(stop in stops for stop in OWN_STOPS)
 
 
 def _event_response(record_id: str, segments: int) -> dict[str, Any]:

@@ -138,6 +138,6 @@ class InfillEvents(Events):
 
 LLAMA = Dialect(
     name="llama",
-    recognizes=lambda body, headers: "input_prefix" in body,
+    recognizes=lambda body, headers: body.get("input_prefix") is not None,
     completions=(CompletionFormat("/infill", SCHEMA, ANSWER, parse),),
 )

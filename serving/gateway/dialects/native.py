@@ -18,27 +18,31 @@ from serving.gateway.dialects.base import (
     Milliseconds,
     ShownText,
     read_body,
+    short,
 )
 from serving.gateway.errors import BadRequest
 from serving.gateway.openapi import TEXT, answer_schema
 
 REQUIRED: Mapping[Outcome, Mapping[str, str]] = {
-    "partially_accepted": {"accepted_characters": "the number of characters accepted"},
+    "partially_accepted": {"accepted_characters": f"the number of characters accepted (code points), from 0 to {MAX_CHARACTERS}"},
     "retained": {"retained": "the text now in the completion's place, may be empty"},
 }
 """Fields that an outcome needs, with their meaning."""
 DECIDED: tuple[NotTaken, ...] = ("typed_away", "rejected")
 """Reasons of developers who saw the completion and did not want it; an event with such a reason and no outcome is a rejection."""
+HINT = "infra/docs/editors/feedback.md has the fields"
 TAKEN: tuple[Outcome, ...] = ("accepted", "retained")
 
 
 class NativeEvent(FeedbackBody):
     """`POST /v1/feedback`, for editors that know the server's completion id."""
 
+    dispensable = frozenset({"accepted_characters", "elapsed_ms", "seen_ms", "language"})
     completion_id: Identifier = Field(min_length=1)
     outcome: Outcome | None = None
     """What the developer did; left out of an event that only reports the settled text or why nothing was taken."""
     accepted_characters: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
+    """In Unicode code points, like the records; of more than the completion has, all of it counts."""
     retained: ShownText | None = None
     settled: ShownText | None = None
     settled_kept: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
@@ -52,13 +56,14 @@ class NativeEvent(FeedbackBody):
 
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /v1/feedback. Raises BadRequest."""
-    event = read_body(NativeEvent, body)
+    event = read_body(NativeEvent, body, hint=HINT)
     _check_settled(event)
     outcome = event.outcome or ("rejected" if event.reason in DECIDED else "shown")
     for name, why in REQUIRED.get(outcome, {}).items():
         if getattr(event, name) is None:
-            raise BadRequest(f"{name}: required with outcome {outcome}: {why}", name, 422)
-    changed = {"outcome": outcome, "retained": event.retained or "", "language": language(name=event.language)}
+            got = f", got {short(body[name])}" if name in event.odd else ""
+            raise BadRequest(f"{name}: required with outcome {outcome}: {why}{got}; {HINT}", name, 422)
+    changed = {"outcome": outcome, "retained": event.retained or "", "language": language(name=event.language), "odd": event.odd}
     return FeedbackEvent(event.completion_id, **{**event.model_dump(), **changed})
 
 

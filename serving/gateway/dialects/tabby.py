@@ -38,6 +38,7 @@ SERVER_SETTING = answer_schema(("disable_client_side_telemetry",), disable_clien
 class TabbyEvent(FeedbackBody):
     """Tabby's view, select and dismiss."""
 
+    dispensable = frozenset({"elapsed", "view_id"})
     type: Literal["view", "select", "dismiss"]
     completion_id: Identifier = Field(min_length=1)
     view_id: Identifier = ""
@@ -63,13 +64,14 @@ def _body(generation: Generation) -> dict[str, Any]:
 
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /v1/events. Raises BadRequest."""
-    event = read_body(TabbyEvent, body, status=400)
+    event = read_body(TabbyEvent, body, status=400, hint="infra/docs/editors/tabby.md has the events")
     outcomes: dict[str, Outcome] = {
         "view": "shown",
         "select": "partially_accepted" if query.get("select_kind") == "line" else "accepted",
         "dismiss": "rejected",
     }
-    return FeedbackEvent(event.view_id or event.completion_id, outcomes[event.type], event.completion_id, seen_ms=event.elapsed)
+    impression = event.view_id or event.completion_id
+    return FeedbackEvent(impression, outcomes[event.type], event.completion_id, seen_ms=event.elapsed, odd=event.odd)
 
 
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
@@ -94,7 +96,7 @@ def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
 
 TABBY = Dialect(
     name="tabby",
-    recognizes=lambda body, headers: "segments" in body,
+    recognizes=lambda body, headers: body.get("segments") is not None,
     completions=(CompletionFormat("/v1/completions", SCHEMA, ANSWER, parse),),
     feedback=(
         FeedbackFormat(

@@ -2,4 +2,4 @@
 
 from serving.gateway.dialects.base import Dialect
 
-ZED = Dialect(name="zed", agent="zed/")
+ZED = Dialect(name="zed", agent="zed")

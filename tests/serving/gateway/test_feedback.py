@@ -115,29 +115,27 @@ async def test_retained_text_and_thumbs_down_are_recorded(house: House) -> None:
     ("path", "body", "status", "field"),
     [
         ("/v1/continue/events", continue_event({}), 422, "data.completionId"),
-        ("/v1/continue/events", continue_event({**DATA, "time": -1}), 422, "data.time"),
         ("/v1/continue/events", {"data": {}}, 422, "name"),
         ("/api/training/submit", {**RLINF_BODY, "completionId": "x" * 300}, 422, "completionId"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "loved"}, 422, "outcome"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "partially_accepted"}, 422, "accepted_characters"),
+        *(
+            (
+                "/v1/feedback",
+                {"completion_id": "c", "outcome": "partially_accepted", "accepted_characters": n},
+                422,
+                "accepted_characters",
+            )
+            for n in (-1, "3", True, 10**30, 1.5)
+        ),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained"}, 422, "retained"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "retained", "retained": "x" * 20_000}, 422, "retained"),
         ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "shown": "x" * 20_000}, 422, "shown"),
-        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": 10**30}, 422, "accepted_characters"),
-        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": 10**300}, 422, "elapsed_ms"),
-        ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": 10**300}, 400, "elapsed"),
         ("/v1/continue/events", continue_event({**DATA, "completion": "x" * 20_000}), 422, "data.completion"),
         ("/v1/continue/events", continue_event({**DATA, "accepted": 0.0}), 422, "data.accepted"),
         ("/v1/continue/events", continue_event({**DATA, "accepted": 1}), 422, "data.accepted"),
         ("/v1/continue/events", continue_event({**DATA, "accepted": "true"}), 422, "data.accepted"),
         ("/v1/continue/events", continue_event({**DATA, "cacheHit": 0}), 422, "data.cacheHit"),
-        ("/v1/continue/events", continue_event({**DATA, "time": True}), 422, "data.time"),
-        ("/v1/continue/events", continue_event({**DATA, "time": "812"}), 422, "data.time"),
-        ("/v1/continue/events", continue_event({**DATA, "timestamp": True}), 422, "data.timestamp"),
-        ("/v1/events", {"completion_id": "c", "type": "view", "elapsed": True}, 400, "elapsed"),
-        ("/v1/feedback", {"completion_id": "c", "outcome": "accepted", "elapsed_ms": False}, 422, "elapsed_ms"),
-        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": True}, 422, "accepted_characters"),
-        ("/v1/feedback", {"completion_id": "c", "outcome": "shown", "accepted_characters": "3"}, 422, "accepted_characters"),
         ("/v1/feedback", [], 400, "object"),
     ],
 )

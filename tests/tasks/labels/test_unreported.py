@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.records import Completion
-from tasks.labels.attribution import unique
-from tests.tasks.made import NOW, completion
+from infra.records import Completion, Feedback
+from tasks.labels.attribution import join, unique
+from tests.tasks.made import NOW, completion, feedback
 from tests.tasks.rows import frame
 
 
@@ -64,3 +64,12 @@ def test_a_request_that_the_editor_closed_is_not_told_and_comes_not_between() ->
     closed = completion("2", text="alpha", time=NOW + 1, finish_reason="disconnected")
     assert found(completion("1", text="alpha"), closed, completion("3", text="ha", time=NOW + 2)) == {"1", "2"}
     assert not found(closed.model_copy(update={"client": "zed"}))
+
+
+@pytest.mark.parametrize(("reporter", "follows"), [("continue", True), ("rlinf", False), ("tabby", False), ("curl", False)])
+def test_the_rules_hold_for_users_whose_events_are_continues(reporter: str, follows: bool) -> None:
+    served = [completion("1", text="alpha"), completion("2", text="alpha, beta", time=NOW + 1), completion("3", time=NOW + 100)]
+    event = feedback(client=reporter, time=NOW + 101)
+    of_others = feedback("g", client="continue", time=NOW + 101, user="v")
+    labelled, _ = join(frame(served, Completion), frame([event, of_others], Feedback), 600.0)
+    assert set(labelled.filter("unreported")["id"]) == ({"1"} if follows else set())
