@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from infra.model.line_ends import normal, normal_context
+
 PREFIX, SUFFIX, MIDDLE, PAD = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"
 END, REPOSITORY, FILE = "<|endoftext|>", "<|repo_name|>", "<|file_sep|>"
 SPECIAL_TOKENS = (END, PREFIX, MIDDLE, SUFFIX, PAD, REPOSITORY, FILE)
@@ -144,7 +146,11 @@ class Renderer:
         return replace(self, max_prefix_tokens=code - suffix, max_suffix_tokens=suffix)
 
     def render(self, prefix: str, suffix: str) -> list[int]:
-        """Return the token ids of the prompt. Code farthest from the cursor is cut first; the markers always stay."""
+        """Return the token ids of the prompt. Code farthest from the cursor is cut first; the markers always stay.
+
+        Its lines end in LF, whatever ends them in the document (infra/model/line_ends.py).
+        """
+        prefix, suffix = normal_context(prefix, suffix)
         before = self._nearest(prefix)
         after = self.encode(suffix)[: self.max_suffix_tokens]
         begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
@@ -165,8 +171,8 @@ class Renderer:
         return parts[begin], parts[end]
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text; markers in it are plain text."""
-        return self.encoder.encode(_escape_markers(text), add_special_tokens=False).ids
+        """Return the token ids of a text; markers in it are plain text, and its lines end in LF."""
+        return self.encoder.encode(_escape_markers(normal(text)), add_special_tokens=False).ids
 
     @property
     def end(self) -> int:

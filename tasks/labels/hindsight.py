@@ -16,6 +16,7 @@ import polars as pl
 
 from infra.model.kept_text import kept_characters
 from infra.settings.schema import Hindsight
+from tasks.labels.normal_lines import normal_completions
 from tasks.labels.places import Missing, Place, View, agreed, place_of
 
 Reason = Literal[Missing, "opted_out", "redacted", "short_prefix", "still_typed", "empty", "pasted", "numbers_only"]
@@ -35,7 +36,7 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
     "unsettled": UNSETTLED,
     "written": pl.Int64,
 }
-"""Columns of a settled text: the text, null if unknown; whether the suffix was found behind it, so that nothing of it is missing;
+"""Columns of a settled text: the text, whose lines end in LF, null if unknown; whether the suffix was found behind it, so that nothing of it is missing;
 id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written between the request's cursor
 and that of the next request, null if unknown."""
 FEEDBACK = "feedback"
@@ -75,7 +76,8 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     """
     if not settings.on:
         return wanted.to_frame("id").hstack(none(wanted.len()))
-    ordered = completions.select(*NEEDED, wanted=pl.col("id").is_in(wanted.implode()))
+    needed = normal_completions(completions.select(NEEDED))
+    ordered = needed.with_columns(wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
     found: list[tuple[str, Settled | Reason, int | None]] = []
     columns = _columns(ordered)

@@ -19,6 +19,7 @@ from infra.model.fim import (
     parse_prompt,
     request_context,
 )
+from infra.model.line_ends import normal_context
 
 MARKERS = {*SPECIAL_TOKENS, *(marker.strip() for frame in FOREIGN + FOREIGN_SPM for marker in frame if marker)}
 # Hypothesis sometimes draws constants of the program, which include markers.
@@ -135,7 +136,7 @@ def test_markers_of_other_models_in_code_stay_text() -> None:
 @given(prefix=plain, suffix=plain, order=st.sampled_from(["psm", "spm"]))
 def test_a_rendered_prompt_has_the_same_text_in_the_models_order(prefix: str, suffix: str, order: Order) -> None:
     prefix_ids, suffix_ids = split_rendered(renderer(order).render(prefix, suffix), order)
-    assert TOKENIZER.decode(prefix_ids) == prefix and TOKENIZER.decode(suffix_ids) == suffix
+    assert (TOKENIZER.decode(prefix_ids), TOKENIZER.decode(suffix_ids)) == normal_context(prefix, suffix)
 
 
 @given(prefix=code, suffix=code, order=st.sampled_from(["psm", "spm"]))
