@@ -1,8 +1,8 @@
 """Line ends of a document: LF, CRLF or CR, as its editor has them.
 
 The model reads and writes lines that end in LF, the normal form: prompts (infra/model/fim.py), labels (tasks/labels) and places
-to evaluate are in it. Serving gives a completion the line ends of its document (serving/gateway/detokenizer.py). Records hold texts
-as they were sent. No other character ends a line, whatever str.splitlines says.
+to evaluate are in it. Serving gives a completion the line ends of its document (serving/gateway/detokenizer.py). Records hold
+texts as they were sent. No other character ends a line, whatever str.splitlines says.
 """
 
 import re

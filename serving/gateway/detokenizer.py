@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from infra.model import fim
+from infra.model.line_ends import LineEnd, normal
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -27,13 +28,16 @@ class Detokenizer:
     """Turns sampled tokens into text that may be shown.
 
     Text that may be the beginning of a stop string, or half a character, is kept until more tokens arrive. `text` is the text
-    returned so far.
+    returned so far. Its lines have the document's ends, whichever the model writes, and so have those of stop strings.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], line_end: LineEnd = "\n") -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._stop = stop
+        self._line_end = line_end
+        self._returned = False
+        """Whether the model's last character is CR: a LF behind it belongs to the same line end."""
+        self._stop = [normal(one).replace("\n", line_end) for one in stop]
         self.generated = ""
         """All text, including the text not returned yet."""
         self.text = ""
@@ -46,19 +50,27 @@ class Detokenizer:
         """Add tokens; return the text that may be shown now."""
         before = len(self.generated)
         for token in token_ids:
-            self.generated += self._stream.step(self._tokenizer, token) or ""
+            self.generated += self._own_lines(self._stream.step(self._tokenizer, token) or "")
             self.ends.append(len(self.generated))
         return self._release(before)
 
     def feed_text(self, text: str) -> str:
         """Add text, of a server that reports no tokens; return the text that may be shown now."""
         before = len(self.generated)
-        self.generated += text
+        self.generated += self._own_lines(text)
         return self._release(before)
 
     def flush(self) -> str:
         """Return the rest of the text, after the last token."""
         return "" if self.stopped else self._release_to(len(self.generated))
+
+    def _own_lines(self, text: str) -> str:
+        """Return newly sampled text with the document's line ends."""
+        if not text:
+            return text
+        new = normal(text.removeprefix("\n") if self._returned else text)
+        self._returned = text.endswith("\r")
+        return new if self._line_end == "\n" else new.replace("\n", self._line_end)
 
     def _release(self, before: int) -> str:
         stop_start = self._find_stop(before)

@@ -36,9 +36,9 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
     "unsettled": UNSETTLED,
     "written": pl.Int64,
 }
-"""Columns of a settled text: the text, whose lines end in LF, null if unknown; whether the suffix was found behind it, so that nothing of it is missing;
-id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written between the request's cursor
-and that of the next request, null if unknown."""
+"""Columns of a settled text: the text, whose lines end in LF, null if unknown; whether the suffix was found behind it, so that
+nothing of it is missing; id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written
+between the request's cursor and that of the next request, null if unknown."""
 FEEDBACK = "feedback"
 ANCHOR_CHARACTERS = 60
 """Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only

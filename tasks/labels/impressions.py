@@ -35,8 +35,10 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
     Lines of the texts end in LF (normal_lines.py).
     """
     key = [*WHO, "impression"]
-    strongest = normal_feedback(feedback).with_columns(impression(), judged_outcome()).sort(
-        "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
+    strongest = (
+        normal_feedback(feedback)
+        .with_columns(impression(), judged_outcome())
+        .sort("outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True])
     )
     impressions = strongest.group_by(key).agg(
         pl.col("outcome", "client_id", "prefix", "suffix", "shown", "accepted_characters", "retained", "completion_id").first(),

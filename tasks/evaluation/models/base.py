@@ -10,6 +10,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from infra.model.fim import SPECIAL_TOKENS, Renderer
+from infra.model.line_ends import normal
 from infra.settings.schema import Model, Sampling
 
 Progress = Callable[[int], None]
@@ -48,8 +49,12 @@ class Text:
         return tuple(sorted(token for token in found if token is not None))
 
     def served(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
-        """Return the text of sampled tokens as it is served: without end tokens, up to the stop string that ends first."""
-        return up_to(self.tokenizer.decode(list(tokens), skip_special_tokens=True), stop)
+        """Return the text of sampled tokens as it is served in a document whose lines end in LF.
+
+        It has no end tokens, and goes up to the stop string that ends first.
+        """
+        text = normal(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return up_to(text, [normal(one) for one in stop])
 
 
 class NoWeights(ValueError):

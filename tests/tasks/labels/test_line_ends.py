@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from infra.model.fim import Renderer
 from infra.model.line_ends import LineEnd, normal
-from infra.records import Completion, Feedback
+from infra.records import Completion, Feedback, HeldOutPlace
 from infra.settings.schema import Hindsight
+from tasks.evaluation.heldout.sets import position_of
+from tasks.evaluation.models.base import Text
 from tasks.evaluation.team_set import truth_of
 from tasks.labels import context_lines, hindsight, samples
 from tasks.labels.samples import SettledTokens
@@ -124,3 +126,12 @@ def test_what_is_trained_on_inserts_into_any_document(
     assert document.startswith(text.replace("\n", end), begin)
     assert "\r" not in text and (not lines or text.count("\n") < lines)
     assert normal(document[begin:]).startswith(found["settled"])
+
+
+def test_a_place_of_a_held_out_set_is_completed_in_normal_form() -> None:
+    place = HeldOutPlace(id="a", file="a", prefix="a = 1\r\nb = ", suffix="\r\nc\r\n", truth="2\r\nd")
+    position = position_of(place)
+    assert (position.prefix, position.suffix, position.truth) == ("a = 1\nb = ", "\nc\n", "2\nd")
+    text = Text(TOKENIZER, RENDERER).served(TOKENIZER.encode("2\r\nd\re").ids, ("\r\n",))
+    assert text == "2", "a stop string of CRLF ends it there"
+    assert Text(TOKENIZER, RENDERER).served(TOKENIZER.encode("2\r\nd\re").ids, ()) == "2\nd\ne"
