@@ -40,7 +40,7 @@ def normal_feedback(feedback: pl.DataFrame) -> pl.DataFrame:
 
 def _divided(events: pl.DataFrame, texts: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the events without CR in these texts, and those with one."""
-    names = [name for name in texts if name in events.columns]
+    names = [name for name in texts if events.schema.get(name) == pl.String]  # an empty column may have no type
     has = events.select(pl.any_horizontal(pl.col(names).str.contains("\r", literal=True)).fill_null(False)).to_series()
     return (events.filter(~has), events.filter(has)) if has.any() else (events, events.clear())
 

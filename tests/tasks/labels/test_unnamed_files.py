@@ -145,9 +145,7 @@ def frame(asked: Sequence[Asked]) -> pl.DataFrame:
     return rows.frame([one.request for one in asked], Completion)
 
 
-ORDERS = (
-    "import sql\n\n\ndef orders(customer):\n    rows = sql.query('orders', customer)\n    found = list(rows)\n"
-)
+ORDERS = "import sql\n\n\ndef orders(customer):\n    rows = sql.query('orders', customer)\n    found = list(rows)\n"
 BILLS = "import mail\n\n\nclass Bills(Table):\n    def send(self, month):\n        mail.open(self)\n        self.month = month\n"
 LAST = "    # the following total is without tax and without shipping\n    total = "
 
