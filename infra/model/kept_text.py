@@ -1,26 +1,69 @@
-"""Counts the characters of a completion that occur in the settled text.
+"""Counts the characters of a completion that stand in the settled text.
 
-As Zed counts them: the longest common subsequence of tokens (words and runs of symbols), weighed by their characters. Blanks
-count in proportion.
+As Zed counts them: the longest common subsequence of tokens (words, numbers, operators, signs), weighed by their characters.
+Blanks count in proportion, so a formatter's lines and spaces change nothing. A part of a token is no token: "pass" does not stand
+in "bypass", nor "=" in "==".
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
-TOKEN = re.compile(r"\w+|[^\w\s]+")
+NUMBER = r"0[xXbBoO]\w+|\d\w*(?:\.\d\w*)*(?:(?<=[eE])[+-]\d+)?"
+WORD = r"[\w$]+"
+QUOTES = r'"""|\'\'\'|```'
+OPERATOR = (
+    r">>>=|===|!==|<=>|<<=|>>=|\*\*=|//=|&&=|\|\|=|\?\?=|\.\.[.=]|->|=>|<-|:=|::|\?\.|\?\?|&&|\|\||\+\+|--|\*\*|//|/\*|\*/|<<|>>|"
+    r"\.\.|=~|[=!<>+\-*/%&|^~@]="
+)
+"""Operators of more than one sign, in the languages of infra/model/language.py; the longest comes first."""
+TOKEN = re.compile(rf"{NUMBER}|{WORD}|{QUOTES}|{OPERATOR}|\S")
+JOINERS = "\u200c\u200d"
+"""Characters that identifiers hold beside letters, digits and marks (Unicode Standard Annex 31, section 2.3)."""
 REACH = 2
-"""The settled text counts up to this many times the completion's length (to the end of that line): in a long text the tokens of
-any completion occur by chance."""
+"""The settled text counts up to this many times the completion's length, blanks left out: in a long text the tokens of any
+completion occur by chance. The line in which that is counts too."""
+LONG_LINE = 120
+"""Characters of that line that count at most."""
 
 
 def kept_characters(shown: str, settled: str) -> int:
-    """Return how many characters of the shown text occur in the settled text."""
-    if shown in settled:
+    """Return how many characters of the shown text stand in the settled text at its place; 0 for a blank text."""
+    if settled.startswith(shown) and shown.strip() and (len(settled) == len(shown) or settled[len(shown)].isspace()):
         return len(shown)
-    end = settled.find("\n", REACH * len(shown))
-    shown_tokens, settled_tokens = TOKEN.findall(shown), TOKEN.findall(settled[:end] if end >= 0 else settled)
-    total = sum(map(len, shown_tokens))
-    return len(shown) * common_weight(shown_tokens, settled_tokens) // total if total else 0
+    wanted = tokens(shown)
+    total = sum(map(len, wanted))
+    if not total:
+        return 0
+    found = tokens(settled, REACH * total)
+    if "\n".join(["", *wanted, ""]) in "\n".join(["", *found, ""]):  # no token holds a line end
+        return len(shown)
+    return len(shown) * common_weight(wanted, found) // total
+
+
+def tokens(text: str, reach: int | None = None) -> list[str]:
+    """Return the tokens of a text; with `reach`, up to the end of the line in which so many of their characters are."""
+    text, letters = _letters(text)
+    found: list[str] = []
+    size, stop = 0, len(text)
+    for match in TOKEN.finditer(letters):
+        if match.end() > stop:
+            break
+        found.append(text[match.start() : match.end()])
+        size += match.end() - match.start()
+        if reach is not None and size >= reach:
+            last = match.end() - (size - reach) + LONG_LINE
+            end = text.find("\n", match.end(), last)
+            stop, reach = end if end >= 0 else last, None
+    return found
+
+
+def _letters(text: str) -> tuple[str, str]:
+    """Return a text in the composed form of Unicode (NFC), and the same with a letter for each mark that belongs to a word."""
+    if text.isascii():
+        return text, text
+    text = unicodedata.normalize("NFC", text)
+    return text, "".join("x" if unicodedata.category(c)[0] == "M" or c in JOINERS else c for c in text)
 
 
 def common_weight(one: Sequence[str], other: Sequence[str]) -> int:

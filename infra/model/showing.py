@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field, model_validator
 
+from infra.model.line_ends import normal_context
 from infra.records import Record
 
 FILE = "showing.json"
@@ -130,8 +131,8 @@ def token_features(logprobs: Sequence[float], ends: Sequence[int]) -> np.ndarray
 
 def place_features(place: Place, acceptance: float) -> tuple[float, ...]:
     """Return the features of a request [PLACE_FEATURES]; `acceptance` stands in for an unknown one."""
-    before = place.prefix[place.prefix.rfind("\n") + 1 :]
-    behind = place.suffix.partition("\n")[0]
+    prefix, suffix = normal_context(place.prefix, place.suffix)
+    before, behind = prefix[prefix.rfind("\n") + 1 :], suffix.partition("\n")[0]
     shares = (acceptance if share is None else share for share in (place.user_acceptance, place.project_acceptance))
     flags = not before.strip(), bool(behind.strip()), bool(WORD_END.search(before))
     return (*map(float, flags), *(log_odds(share) for share in shares))

@@ -4,7 +4,9 @@ The cursor may be in the middle of a secret, so the line at the cursor is also s
 inserted text.
 """
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from infra.redaction import private_keys
@@ -18,6 +20,7 @@ MAX_CURSOR_LINE = 2_048
 """Characters of the cursor's line, on each side, that are searched as one piece."""
 NEAR_KEY = 4_096
 """Characters on each side of the cursor in which a marker of a private key has all of the text searched as one piece."""
+LONE_CR = re.compile(r"\r(?!\n)")
 CACHED_TEXTS = 128
 MAX_CACHED = 4_000
 """Characters of a text whose secrets are remembered, so that the cache stays below 3 MB."""
@@ -37,10 +40,11 @@ class Redactor:
 
     def redact(self, texts: Texts) -> Texts:
         """Return the texts within their margins, without the secrets in each of them or across the cursor."""
-        form = self._form(texts)
-        spans = [list(self._spans(text, form)) for text in (texts.prefix, texts.suffix, *texts.middles)]
+        searched = _with_lines(texts)
+        form = self._form(searched)
+        spans = [list(self._spans(text, form)) for text in (searched.prefix, searched.suffix, *searched.middles)]
         for middle in (None, *(number for number, text in enumerate(texts.middles) if text)):
-            self._add_across(texts, middle, form, spans)
+            self._add_across(searched, middle, form, spans)
         if not any(spans):
             return texts.within_margins()
         before, after = texts.margins
@@ -54,8 +58,9 @@ class Redactor:
 
     def look_ahead(self, texts: Texts) -> None:
         """Search the code around a cursor, so that `redact` finds the result in the cache."""
-        form = self._form(texts)
-        for text in (texts.prefix, texts.suffix):
+        searched = _with_lines(texts)
+        form = self._form(searched)
+        for text in (searched.prefix, searched.suffix):
             self._spans(text, form)
 
     def _form(self, texts: Texts) -> Values:
@@ -83,6 +88,14 @@ class Redactor:
                 if low < high:
                     spans[place].append((low + shift, high + shift))
                 at += len(text)
+
+
+def _with_lines(texts: Texts) -> Texts:
+    """Return texts of the same lengths in which LF stands for each CR that ends a line: the patterns know LF and CRLF."""
+    prefix, suffix, *middles = (
+        LONE_CR.sub("\n", text) if "\r" in text else text for text in (texts.prefix, texts.suffix, *texts.middles)
+    )
+    return replace(texts, prefix=prefix, suffix=suffix, middles=tuple(middles))
 
 
 def _without(text: str, spans: Iterable[Span], start: int, end: int) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from infra.model.line_ends import BREAK
+
 KEPT_CHARACTERS = 8_192
 """Fewest characters of a prefix, and of a suffix, that are stored."""
 CUT_STEP = 4_096
@@ -31,8 +33,9 @@ class Texts:
     @property
     def cursor_line(self) -> int:
         """Characters of the line at the cursor, without the middles."""
-        end = self.suffix.find("\n")
-        return len(self.prefix) - self.prefix.rfind("\n") + (len(self.suffix) if end < 0 else end)
+        begin = max(self.prefix.rfind("\n"), self.prefix.rfind("\r"))
+        end = BREAK.search(self.suffix)
+        return len(self.prefix) - begin + (end.start() if end else len(self.suffix))
 
     def within_margins(self) -> "Texts":
         """Return the texts without their margins."""

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from infra.model import fim
+from infra.model.line_ends import LineEnd, normal
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -27,14 +28,20 @@ class Detokenizer:
 
     Text that may be the beginning of a stop string, or half a character, is kept until more tokens arrive. The text ends before
     the first of the tokens `ends` (None: those of the tokenizer), whose own text is no stop string: in code it is code. `text` is
-    the text returned so far.
+    the text returned so far. Its lines have the document's ends, whichever the model writes, and so have those of stop strings.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], ends: Collection[int] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], ends: Collection[int] | None = None, line_end: LineEnd = "\n"
+    ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._line_end = line_end
+        self._returned = False
+        """Whether the model's last character is CR: a LF behind it belongs to the same line end."""
         self._end_ids = frozenset(stop_token_ids(tokenizer) if ends is None else ends)
-        self._stop = [one for one in stop if tokenizer.token_to_id(one) not in self._end_ids]
+        wanted = (one for one in stop if tokenizer.token_to_id(one) not in self._end_ids)
+        self._stop = [normal(one).replace("\n", line_end) for one in wanted]
         self.generated = ""
         """All text, including the text not returned yet."""
         self.text = ""
@@ -52,7 +59,7 @@ class Detokenizer:
             if self.ended:
                 break
             self.ended = token in self._end_ids
-            self.generated += "" if self.ended else self._stream.step(self._tokenizer, token) or ""
+            self.generated += "" if self.ended else self._own_lines(self._stream.step(self._tokenizer, token) or "")
             self.ends.append(len(self.generated))
         text = self._release(before)
         return text + self.flush() if self.ended else text
@@ -60,12 +67,20 @@ class Detokenizer:
     def feed_text(self, text: str) -> str:
         """Add text, of a server that reports no tokens; return the text that may be shown now."""
         before = len(self.generated)
-        self.generated += text
+        self.generated += self._own_lines(text)
         return self._release(before)
 
     def flush(self) -> str:
         """Return the rest of the text, after the last token."""
         return "" if self.stopped else self._release_to(len(self.generated))
+
+    def _own_lines(self, text: str) -> str:
+        """Return newly sampled text with the document's line ends."""
+        if not text:
+            return text
+        new = normal(text.removeprefix("\n") if self._returned else text)
+        self._returned = text.endswith("\r")
+        return new if self._line_end == "\n" else new.replace("\n", self._line_end)
 
     def _release(self, before: int) -> str:
         stop_start = self._find_stop(before)

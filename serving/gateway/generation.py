@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from infra.model.line_ends import line_end_of
 from infra.model.showing import Place
 from infra.records import Completion, FinishReason
 from serving.access import Caller
@@ -72,7 +73,10 @@ class Generation:
         self.prompt = self._full_prompt = self.policy.prompt(self.request.prefix, self.request.suffix)
         self.engine_request: EngineRequest | None = None
         """The request as sent to the engine; None before."""
-        self._detokenizer = Detokenizer(self.policy.tokenizer, self.request.stop, self.policy.stop_token_ids)
+        self._line_end = line_end_of(self.request.prefix, self.request.suffix)
+        self._detokenizer = Detokenizer(
+            self.policy.tokenizer, self.request.stop, self.policy.stop_token_ids, line_end=self._line_end
+        )
         self._route: Route | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
@@ -266,7 +270,7 @@ class Generation:
         return (
             line_ms is not None
             and self._first is not None
-            and "\n" in self._detokenizer.text
+            and self._line_end in self._detokenizer.text
             and (time.perf_counter() - self._first) * 1e3 > line_ms
         )
 

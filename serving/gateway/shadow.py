@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from difflib import SequenceMatcher
 
+from infra.model.line_ends import first_line
 from infra.records import ExperimentRecord, ShadowCopy
 from serving.gateway.generation import Generation, Unavailable, Unservable
 from serving.gateway.showing import ShowTerms
@@ -72,7 +73,7 @@ def compare(answered: Generation, copy: Generation, experiment: ExperimentRecord
     """Return the record of a copy, which took `copy_ms` milliseconds until its end or its failure (`finish` is then "error")."""
     failed = copy.finish not in ("stop", "length")
     texts = [generation.generated[:COMPARED_CHARACTERS] for generation in (answered, copy)]
-    lines = [text.partition("\n")[0].rstrip() for text in texts]
+    lines = [first_line(text).rstrip() for text in texts]
     return ShadowCopy(
         id=copy.id,
         time=answered.arrived,

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from infra.model.line_ends import normal_context
 from infra.records import Feedback
 
 log = logging.getLogger(__name__)
@@ -44,26 +45,26 @@ class OptOuts:
 
     def add(self, who: tuple[str, str], completion_id: str, prefix: str, suffix: str) -> None:
         """Remember a request that is opted out; `who` is its project and user."""
-        self._remember(self._entry(who, (completion_id,), prefix, suffix, placed=True))
+        self._remember(self._entry(who, (completion_id,), *normal_context(prefix, suffix), placed=True))
 
     def hold(self, event: Feedback, *, opted_out: bool) -> bool:
         """Return whether an event is opted out, by itself or by its request; then its ids are remembered too."""
         who = (event.project, event.user)
         ids = (event.completion_id, event.client_id)
         known = any(hashed in self._ids for hashed in self._hashed_ids(who, ids))
-        if not (opted_out or known or self._at_place(who, event)):
+        prefix, suffix = normal_context(event.prefix, event.suffix)  # it may have other line ends than the request
+        # Without any text, an event has an id and no cursor position.
+        placed = bool(event.prefix or event.suffix or event.shown)
+        if not (opted_out or known or (placed and self._at_place(who, prefix, suffix))):
             return False
         # A position only near another one is not remembered: otherwise all later requests in the file would be opted out.
-        placed = opted_out and bool(event.prefix or event.suffix)
-        self._remember(self._entry(who, ids, event.prefix, event.suffix, placed=placed))
+        self._remember(self._entry(who, ids, prefix, suffix, placed=opted_out and bool(prefix or suffix)))
         return True
 
-    def _at_place(self, who: tuple[str, str], event: Feedback) -> bool:
-        if not event.prefix and not event.suffix and not event.shown:
-            return False  # such an event has an id and no cursor position
-        for suffix in self._hashed_suffixes(who, event.suffix):
-            for length, ends in self._places.get(suffix, {}).items():
-                if 0 <= len(event.prefix) - length <= MOST_TYPED and self._end(event.prefix[:length]) in ends:
+    def _at_place(self, who: tuple[str, str], prefix: str, suffix: str) -> bool:
+        for hashed in self._hashed_suffixes(who, suffix):
+            for length, ends in self._places.get(hashed, {}).items():
+                if 0 <= len(prefix) - length <= MOST_TYPED and self._end(prefix[:length]) in ends:
                     return True
         return False
 
@@ -98,7 +99,7 @@ class OptOuts:
 
     def _load(self) -> None:
         """Read the latest entries of the file, and rewrite the file with only these."""
-        text = self._file.read_text() if self._file.exists() else ""
+        text = self._file.read_text(errors="replace") if self._file.exists() else ""
         lines = [line for line in text.split("\n") if line][-MOST:]
         for line in lines:
             try:

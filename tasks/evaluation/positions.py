@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from infra.model.line_ends import BREAK
+
 CONTEXT_CHARACTERS = 4_000
 """Characters kept on each side of a position; more than any served model reads."""
 TRIES = 50
@@ -31,7 +33,7 @@ class Source:
     @cached_property
     def lines(self) -> tuple[tuple[int, int], ...]:
         """Start and end offset of each line that holds code or a comment, without its newline."""
-        ends = list(accumulate(map(len, self.text.splitlines(keepends=True))))
+        ends = [*(end.end() for end in BREAK.finditer(self.text)), len(self.text)]
         spans = zip([0, *ends], ends, strict=False)
         return tuple((start, start + len(line)) for start, end in spans if (line := self.text[start:end].rstrip()))
 

@@ -28,6 +28,7 @@ from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
 from tasks.labels import hindsight
 from tasks.labels.impressions import REPORTED, WHO, merge
+from tasks.labels.normal_lines import normal_completions
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
 from tasks.labels.unreported import by_own_rules, unreported
 
@@ -68,7 +69,9 @@ def unique(completions: pl.DataFrame) -> pl.DataFrame:
     """Return each completion once, by time, then id; of different deliveries under one id the latest and longest.
 
     The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py).
+    Lines of the texts end in LF (normal_lines.py).
     """
+    completions = normal_completions(completions)
     size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
     once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
     once = once.with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")

@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from infra.model.line_ends import first_line
 from infra.storage.store import ObjectStore
 from tasks.labels.appeared import Histories
 from tasks.labels.attribution import unique
@@ -84,7 +85,7 @@ def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[str] = frozenset(
 
 def rest_of_line(prefix: str, cursor: int) -> str:
     """Return the text between a cursor and the end of its line."""
-    return prefix[cursor : prefix.index("\n", cursor)]
+    return first_line(prefix[cursor:])
 
 
 def places(prefix: str, suffix: str, cursors: Sequence[int]) -> Iterator[tuple[str, str, str]]:

@@ -16,7 +16,7 @@ from tasks.labels import measures
 from tasks.labels.accounting import RequestAccounting
 
 COLUMNS = ("id", "time", "project", "user", "bucket", "reason", "outcome", "settled_by", "unsettled", "exploring")
-MAY_SETTLE = ("not_shown", "still_typed")
+MAY_SETTLE = ("not_shown", "unknown_file", "still_typed")
 """Why a settled text is not known yet; later requests may show it."""
 UNDECIDED: tuple[Bucket, ...] = ("unlabelled", "cache_hit", "withheld", "stale")
 """Buckets of requests that a later cycle may train on, if their label comes late."""

@@ -8,6 +8,7 @@ stream does not show the text, or shows that it is still being written, there is
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,17 +17,23 @@ import polars as pl
 
 from infra.model.kept_text import kept_characters
 from infra.settings.schema import Hindsight
+from tasks.labels.documents import Documents
+from tasks.labels.normal_lines import normal_completions
 from tasks.labels.places import Missing, Place, View, agreed, place_of
 
-Reason = Literal[Missing, "opted_out", "redacted", "short_prefix", "still_typed", "empty", "pasted", "numbers_only"]
+Reason = Literal[
+    Missing, "opted_out", "redacted", "short_prefix", "still_typed", "empty", "pasted", "numbers_only", "unknown_file"
+]
 UNSETTLED = pl.Enum(["", *get_args(Reason)])
 """Why a completion has no settled text; empty where it has one, or where hindsight is off.
 
-not_shown: no later request shows the place. ambiguous: the place is not the only one that fits. prefix_changed: the cursor's line
-was changed before the place. suffix_changed: the text behind the place was changed, so its end is not known. opted_out, redacted:
-the user opted out, or a secret was removed from the request or from the later ones. short_prefix: the prefix is too short to find
-the place in an unnamed file. still_typed: the place was last shown while it was being written. empty: nothing stands there.
-pasted: a paste or an agent wrote it. numbers_only: the editor reports numbers, since it has no consent to send text.
+not_shown: no later request shows the place in the same document. unknown_file: a later request shows the place, and one of the
+two names no file, and too little around it says whether the document is the same (documents.py). ambiguous: the place is not the
+only one that fits. prefix_changed: the cursor's line was changed before the place. suffix_changed: the text behind the place was
+changed, so its end is not known. opted_out, redacted: the user opted out, or a secret was removed from the request or from the
+later ones. short_prefix: the prefix is too short to find the place in an unnamed file. still_typed: the place was last shown
+while it was being written. empty: nothing stands there. pasted: a paste or an agent wrote it. numbers_only: the editor reports
+numbers, since it has no consent to send text.
 """
 COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
     "settled": pl.String,
@@ -35,9 +42,9 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
     "unsettled": UNSETTLED,
     "written": pl.Int64,
 }
-"""Columns of a settled text: the text, null if unknown; whether the suffix was found behind it, so that nothing of it is missing;
-id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written between the request's cursor
-and that of the next request, null if unknown."""
+"""Columns of a settled text: the text, whose lines end in LF, null if unknown; whether the suffix was found behind it, so that
+nothing of it is missing; id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written
+between the request's cursor and that of the next request, null if unknown."""
 FEEDBACK = "feedback"
 ANCHOR_CHARACTERS = 60
 """Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only
@@ -75,14 +82,16 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     """
     if not settings.on:
         return wanted.to_frame("id").hstack(none(wanted.len()))
-    ordered = completions.select(*NEEDED, wanted=pl.col("id").is_in(wanted.implode()))
+    needed = normal_completions(completions.select(NEEDED))
+    ordered = needed.with_columns(wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
     found: list[tuple[str, Settled | Reason, int | None]] = []
     columns = _columns(ordered)
     users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
     begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
     for begin, end in pairwise(begins):
-        found.extend(_Requests(*(column[begin:end] for column in columns)).settled(settings))
+        requests = _Requests(*(column[begin:end] for column in columns), seconds=settings.most_seconds)
+        found.extend(requests.settled(settings))
     texts = [one if isinstance(one, Settled) else None for _, one, _ in found]
     return pl.DataFrame(
         {
@@ -118,6 +127,13 @@ class _Requests:
     hidden: Sequence[str]
     """Why a request's text cannot be used; empty if it can."""
     wanted: Sequence[bool]
+    seconds: float
+    """Time after a request in which later ones may show its place."""
+
+    @cached_property
+    def shown(self) -> Documents:
+        """The documents that the requests show; needed only where one of two names no file."""
+        return Documents(self.times, self.files, self.documents, self.cursors, self.hidden, self.seconds)
 
     def settled(self, settings: Hindsight) -> Iterator[tuple[str, Settled | Reason, int | None]]:
         """Yield the settled text of each wanted request, or why it has none, and the characters written until the next one."""
@@ -228,7 +244,7 @@ class _Views(NamedTuple):
         """Return the characters that a later request shows at the place; None if it does not show it."""
         return found.size if isinstance(found := self.of(later), View) else None
 
-    def of(self, later: int) -> View | Missing | Literal["redacted", "opted_out"]:
+    def of(self, later: int) -> View | Missing | Literal["redacted", "opted_out", "unknown_file"]:
         """Return the view of a later request at the place, or why it is not known."""
         requests = self.requests
         here, there = requests.files[self.at], requests.files[later]
@@ -236,7 +252,11 @@ class _Views(NamedTuple):
             return "not_shown"
         if requests.hidden[later]:
             return "opted_out" if requests.hidden[later] == "opted_out" else "redacted"
-        return self.place.view(requests.documents[later], requests.cursors[later])
+        same = bool(here and there) or requests.shown.same(self.at, later)
+        if same is False:
+            return "not_shown"
+        view = self.place.view(requests.documents[later], requests.cursors[later])
+        return view if same else "unknown_file" if isinstance(view, View) else "not_shown"
 
 
 def kept(shown: pl.Series, settled: pl.Series) -> pl.Series:

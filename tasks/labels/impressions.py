@@ -6,6 +6,7 @@ An event with a reason why nothing was taken may carry no decision: a completion
 import polars as pl
 
 from infra.model.verdicts import NOT_JUDGED, STRENGTH
+from tasks.labels.normal_lines import normal_feedback
 from tasks.labels.reports import latest_report
 
 WHO = ["project", "user"]
@@ -24,10 +25,15 @@ def judged_outcome() -> pl.Expr:
 
 
 def merge(feedback: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names."""
+    """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names.
+
+    Lines of the texts end in LF (normal_lines.py).
+    """
     key = [*WHO, "impression"]
-    strongest = feedback.with_columns(impression(), judged_outcome()).sort(
-        "outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True]
+    strongest = (
+        normal_feedback(feedback)
+        .with_columns(impression(), judged_outcome())
+        .sort("outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True])
     )
     impressions = strongest.group_by(key).agg(
         pl.col(

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.model.fim import Renderer
+from infra.model.line_ends import normal
 from infra.records import Sample
 from infra.storage.events.tables import arrow_schema
 from infra.storage.store import ObjectStore
@@ -42,7 +43,7 @@ class SettledTokens:
         """
         if text is None:
             return []
-        lines = text.split("\n")
+        lines = normal(text).split("\n")
         taken = lines[: self.lines or len(lines)]
         ended = whole or len(taken) < len(lines)
         return [*self.renderer.encode("\n".join(taken)), *([self.renderer.end] if ended else [])][: self.most]

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from infra.model.fim.formats import END, MIDDLE, PREFIX, SUFFIX, Order
 from infra.model.fim.tokens import code_encoder
+from infra.model.line_ends import normal, normal_context
 
 FRAME_TOKENS = 3
 """Marker tokens in a rendered prompt."""
@@ -46,7 +47,11 @@ class Renderer:
         return replace(self, max_prefix_tokens=code - suffix, max_suffix_tokens=suffix)
 
     def render(self, prefix: str, suffix: str) -> list[int]:
-        """Return the token ids of the prompt. Code farthest from the cursor is cut first; the markers always stay."""
+        """Return the token ids of the prompt. Code farthest from the cursor is cut first; the markers always stay.
+
+        Its lines end in LF, whatever ends them in the document (infra/model/line_ends.py).
+        """
+        prefix, suffix = normal_context(prefix, suffix)
         before = self._nearest(prefix)
         after = self.encode(suffix)[: self.max_suffix_tokens]
         begin, end, middle = self._id(PREFIX), self._id(SUFFIX), self._id(MIDDLE)
@@ -79,8 +84,8 @@ class Renderer:
         return text + escape(self._decode(part))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text; markers in it are plain text."""
-        return self._encoder.encode(text, add_special_tokens=False).ids
+        """Return the token ids of a text; markers in it are plain text, and its lines end in LF."""
+        return self._encoder.encode(normal(text), add_special_tokens=False).ids
 
     @property
     def _encoder(self) -> Tokenizer:

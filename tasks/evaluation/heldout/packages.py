@@ -43,7 +43,7 @@ def read_source(file: Path) -> str | None:
         text = file.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
         return None
-    lines = text.splitlines()
+    lines = text.split("\n")
     ordinary = (
         MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS
         and len(text) <= MAX_MEAN_LINE * len(lines)

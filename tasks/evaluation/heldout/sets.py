@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from infra.model.line_ends import normal, normal_context
 from infra.records import HeldOutPlace, HeldOutSet, ObjectReference
 from infra.storage.store import ObjectStore, sha256, to_parquet
 from tasks.evaluation.positions import Position
@@ -80,6 +81,8 @@ def place_of(position: Position, project: str = "", language: str = "") -> HeldO
 
 
 def position_of(place: HeldOutPlace) -> Position:
-    """Return a place as a position to complete."""
-    names = ("id", "file", "offset", "prefix", "suffix", "truth", "language", "project", "user")
-    return Position(**{name: getattr(place, name) for name in names})
+    """Return a place as a position to complete, its lines in normal form (infra/model/line_ends.py)."""
+    prefix, suffix = normal_context(place.prefix, place.suffix)
+    names = ("id", "file", "offset", "language", "project", "user")
+    named = {name: getattr(place, name) for name in names}
+    return Position(prefix=prefix, suffix=suffix, truth=normal(place.truth), **named)

@@ -11,6 +11,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from infra.model.fim import Renderer, end_token_ids
+from infra.model.line_ends import normal
 from infra.settings.schema import Model, Sampling
 
 Progress = Callable[[int], None]
@@ -46,9 +47,13 @@ class Text:
         return cls(tokenizer, renderer, tuple(end_token_ids(tokenizer, checkpoint)))
 
     def served(self, tokens: Sequence[int], stop: Sequence[str]) -> str:
-        """Return the text of sampled tokens as it is served: up to the first end token, and the stop string that ends first."""
+        """Return the text of sampled tokens as it is served in a document whose lines end in LF.
+
+        It goes up to the first end token, and to the stop string that ends first.
+        """
         kept = list(takewhile(lambda token: token not in self.ends, tokens))
-        return up_to(self.tokenizer.decode(kept, skip_special_tokens=True), stop)
+        text = normal(self.tokenizer.decode(kept, skip_special_tokens=True))
+        return up_to(text, [normal(one) for one in stop])
 
 
 class NoWeights(ValueError):

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from infra.model.line_ends import normal
 from infra.settings.schema import Model
 from tasks.evaluation.models.base import Text
 
@@ -51,7 +52,7 @@ class Generator:
         self._end_ids = frozenset(text.ends)
         self._ends = torch.tensor(text.ends, device=self._device)
         size = self._model.config.vocab_size
-        self._newlines = torch.tensor(["\n" in self._tokenizer.decode([i]) for i in range(size)], device=self._device)
+        self._newlines = torch.tensor(["\n" in normal(self._tokenizer.decode([i])) for i in range(size)], device=self._device)
 
     def complete(
         self, contexts: Sequence[tuple[str, str]], max_tokens: int, temperature: float, seed: int, batch: int = 64
@@ -106,7 +107,7 @@ class Generator:
             for row, sampled in zip(rows, sampled_rows, strict=True):
                 tokens, logprobs = zip(*sampled, strict=True)
                 text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
-                completions[row] = SampledCompletion(tuple(prompts[row]), tokens, logprobs, text)
+                completions[row] = SampledCompletion(tuple(prompts[row]), tokens, logprobs, normal(text))
             if progress:
                 progress(len(rows))
         return [completions[row] for row in range(len(prompts))]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from infra.model.line_ends import normal
 from infra.records import Case, HeldOutPlace, Program
 from tasks.evaluation.sandbox.interpreter import Interpreter, checked, interpreters
 from tasks.evaluation.sandbox.limits import Limits
@@ -127,4 +128,4 @@ def _compared(outcome: Outcome, case: Case) -> Runs:
 
 def _lines(text: str) -> list[str]:
     """Return a text's lines without white space at their ends, and without empty lines at its end."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in normal(text).rstrip().split("\n")]

@@ -27,6 +27,7 @@ from infra.model.fim import (
 )
 from infra.model.fim.formats import MARKERS
 from infra.model.fim.tokens import control_tokens, end_token_ids
+from infra.model.line_ends import normal, normal_context
 
 # Hypothesis sometimes draws constants of the program, which include markers.
 plain = st.text(max_size=40).filter(lambda text: not set("<[#") & set(text) and not text.startswith(("You are", "```")))
@@ -242,7 +243,7 @@ def test_a_prompt_whose_answer_is_no_text_at_the_cursor_is_refused_by_name(name:
 @given(prefix=plain, suffix=plain, order=st.sampled_from(["psm", "spm"]))
 def test_a_rendered_prompt_has_the_same_text_in_the_models_order(prefix: str, suffix: str, order: Order) -> None:
     prefix_ids, suffix_ids = split_rendered(renderer(order).render(prefix, suffix), order)
-    assert TOKENIZER.decode(prefix_ids) == prefix and TOKENIZER.decode(suffix_ids) == suffix
+    assert (TOKENIZER.decode(prefix_ids), TOKENIZER.decode(suffix_ids)) == normal_context(prefix, suffix)
 
 
 @given(documents, documents, documents)
@@ -251,7 +252,8 @@ def test_a_middle_with_any_markers_inserts_into_its_document(prefix: str, middle
     rendered = renderer("psm")
     before, after = split_rendered(rendered.render(prefix, suffix), "psm")
     parts = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in (before, rendered.encode(middle), after)]
-    assert "".join(parts) == (prefix + middle + suffix)
+    begin, end = normal_context(prefix, suffix)
+    assert "".join(parts) == begin + normal(middle) + end
 
 
 @given(prefix=code, suffix=code, order=st.sampled_from(["psm", "spm"]))

@@ -34,6 +34,14 @@ def test_a_secret_stays_in_no_form_of_file(kind: str) -> None:
             assert not stays(secret, redacted) and REDACTED in redacted, (form, language, redacted)
 
 
+@pytest.mark.parametrize("kind", MADE)
+def test_a_secret_stays_in_no_document_whatever_ends_its_lines(kind: str) -> None:
+    for _, form, ending, text, secret in MADE[kind]:
+        for end in ("\r\n", "\r"):
+            redacted = REDACTOR.text(text.replace("\n", end), ending)
+            assert not stays(secret.replace("\n", end), redacted) and REDACTED in redacted, (form, ending, redacted)
+
+
 @given(
     case=st.sampled_from([row for rows in MADE.values() for row in rows]),
     first=st.integers(0, 10_000),

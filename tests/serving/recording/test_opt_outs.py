@@ -42,6 +42,12 @@ async def test_by_the_place_also_where_the_developer_typed_on(house: House, type
     assert no_text(house)
 
 
+async def test_by_the_place_in_other_line_ends(house: House) -> None:
+    await house.complete(headers=OPT_OUT, prompt=PROMPT.replace("\n", "\r\n"), suffix="\r\nprint(1)\r\n")
+    await house.send_feedback(CONTINUE, event(prefix=PROMPT, suffix="\nprint(1)\n", completion="compute()"))
+    assert no_text(house)
+
+
 async def test_by_the_editors_id_of_an_earlier_event(house: House) -> None:
     await opted_out(house)
     await house.send_feedback(CONTINUE, event(prefix=PROMPT, suffix="\nprint(1)\n", completion="compute()", accepted=False))

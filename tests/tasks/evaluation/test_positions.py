@@ -74,3 +74,9 @@ def test_no_code_and_too_little_code_are_errors():
         Code([Source("a.py", "\n\n")])
     with pytest.raises(ValueError, match="asked for 50 in 1 files"):
         positions.sample_positions([Source("a.py", "x = 1\n")], 50, 0)
+
+
+@pytest.mark.parametrize("mark", ["\x0b", "\x0c", "\x1c", "\u0085", "\u2028", "\u2029"])
+def test_only_line_ends_end_a_line(mark: str) -> None:
+    source = Source("a.py", f"a = 'b{mark}c'\nd = 1\r\ne = 2\rf")
+    assert [source.text[start:end] for start, end in source.lines] == [f"a = 'b{mark}c'", "d = 1", "e = 2", "f"]

@@ -1,0 +1,216 @@
+"""Which of a user's requests show the same document, where the editor names no file. Pure.
+
+A request shows the lines of a document around its cursor. Two requests show one document if nearly all lines of the earlier one
+that the later one should show are in it, and if enough of them stand in few other documents: comments and imports, which whole
+projects share, count for nothing. Each request is compared with the latest one of each document before it, so that what was
+written since then counts: a copy that goes on in another way is another document. A request that fits two of the documents shown
+after it counts for neither.
+
+Whether two requests show the same document depends on these, and on those up to the end of the time in which the earlier one's
+settled text is looked for, so that the result is the same for any partitions (tasks/labels/partitions.py).
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from tasks.labels.places import common_start
+
+Verdict = Literal["same", "edited", "other", "unknown"]
+"""edited: the same document, if one of its lines was changed in between."""
+REACH = 4_096
+"""Characters on each side of the cursor that are compared."""
+LEAST_LINE = 6
+"""Fewest characters of a line that counts, blanks left out."""
+LEAST_COMMON = 60
+"""Fewest characters of the telling lines that two requests have in common, blanks left out; fewer may be an accident."""
+LEAST_OWN = 12
+"""Fewest characters of them that no other document has which the user showed in between."""
+MOST_GONE = 8
+"""The lines in common for each line that is gone; with fewer the document is another one."""
+DOCUMENTS = 6
+"""Latest documents with which a request is compared."""
+SHARED = re.compile(
+    r"""#|//|/\*|\*|--|;|%|<!--|["']{3}|(?:import|from|using|use|package|namespace|module|require|include|extern)\b"""
+    r"""|(?:const|var|let)\b[^=]*=\s*require\b|@"""
+)
+"""Begin of a line that many documents share: comments, imports, decorators."""
+
+
+class Seen(NamedTuple):
+    """The lines of a request, without blanks, from top to bottom; short ones are left out."""
+
+    lines: tuple[str, ...]
+    telling: frozenset[str]
+    """Those that few other documents have."""
+    cursor: int
+    """Place of the cursor's line among them; -1 if it is not there."""
+    first: str
+    """The line above all of them, of which the begin may be cut; empty if it is short, or the cursor's."""
+    below: int
+    """Number of lines below the cursor's."""
+    ends: bool
+    """Nothing stands below the cursor's line: the document ends there."""
+
+    def without_cursor(self) -> tuple[str, ...]:
+        """Return the lines without the one that is being written."""
+        return self.lines if self.cursor < 0 else self.lines[: self.cursor] + self.lines[self.cursor + 1 :]
+
+
+def seen(document: str, cursor: int, known: dict[str, tuple[str, bool]]) -> Seen:
+    """Return the lines that a request shows. The last may be cut, and is left out unless the cursor is there.
+
+    `known` remembers each line without its blanks, and whether it is telling; a user's requests show the same ones again.
+    """
+    begin = document.rfind("\n", 0, cursor) + 1
+    end = document.find("\n", cursor)
+    end = len(document) if end < 0 else end
+    above = document[max(0, begin - REACH) : begin].split("\n")
+    below = document[end + 1 : end + REACH].split("\n")[:-1]
+    found: list[str] = []
+    telling: list[str] = []
+    place, split = -1, 0
+    first = "".join(above[0].split()) if len(above) > 1 else ""
+    for number, raw in enumerate((*above[1:], document[begin:end], *below), 1 - len(above)):
+        if (entry := known.get(raw)) is None:
+            line = "".join(raw.split())
+            entry = known[raw] = line, SHARED.match(raw.lstrip()) is None
+        line, tells = entry
+        if len(line) < LEAST_LINE:
+            continue
+        if number == 0:
+            place = len(found)
+        elif tells:
+            telling.append(line)
+        split += number <= 0
+        found.append(line)
+    first = first if len(first) >= LEAST_LINE else ""
+    return Seen(tuple(found), frozenset(telling), place, first, len(found) - split, not document[end:].strip())
+
+
+def compare(earlier: Seen, later: Seen, elsewhere: Set[str] = frozenset()) -> Verdict:
+    """Return whether two requests show the same document; `elsewhere`: lines of documents that are not the later one's."""
+    if not earlier.lines or not later.lines:
+        return "unknown"
+    lines, there = earlier.without_cursor(), later.lines
+    places = dict(zip(there, range(len(there)), strict=True))
+    common = [number for number, line in enumerate(lines) if line in places]
+    if not common:
+        return "other" if lines else "unknown"
+    first, last = common[0], common[-1]
+    begin = there.index(lines[first])
+    # Lines beyond the first and the last in common are gone only as far as the other request goes on there too.
+    below = len(lines) - 1 - last
+    after = max(len(there) - 1 - places[lines[last]], earlier.below if later.ends else 0)
+    gone = last - first + 1 - len(common) + min(below, after)
+    gone += min(first, begin) or not _end_alike(
+        lines[first - 1] if first else earlier.first, there[begin - 1] if begin else later.first
+    )
+    edited = gone > 0 and _edited(set(lines) - set(there), set(there) - set(earlier.lines))
+    if (gone - edited) * MOST_GONE > len(common):
+        return "other"
+    telling = earlier.telling & later.telling
+    if earlier.first == later.first and SHARED.match(earlier.first) is None:
+        telling |= {earlier.first}
+    own = telling - elsewhere if elsewhere else telling
+    enough = sum(map(len, telling)) >= LEAST_COMMON and sum(map(len, own)) >= LEAST_OWN
+    return "unknown" if not enough else "edited" if gone else "same"
+
+
+def _end_alike(one: str, other: str) -> bool:
+    """Return whether two lines, of which the begin may be cut, may be the same one."""
+    return one.endswith(other) or other.endswith(one)
+
+
+def _edited(gone: Set[str], new: Set[str]) -> bool:
+    """Return whether one of the lines that are gone was changed: begin and end of a new line make up half of the shorter."""
+    return any(_alike(one, other) for one in gone for other in new)
+
+
+def _alike(one: str, other: str) -> bool:
+    size = min(len(one), len(other))
+    begin = common_start(one, other)
+    return 2 * (begin + common_start(one[begin:][::-1], other[begin:][::-1])) >= size
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a user's requests, by time."""
+
+    times: Sequence[float]
+    files: Sequence[str]
+    """Name of the file; empty where the editor names none."""
+    texts: Sequence[str]
+    cursors: Sequence[int]
+    hidden: Sequence[str]
+    """Not empty where a request's text cannot be used."""
+    seconds: float
+    """Time between two requests of one document."""
+
+    @cached_property
+    def doubtful(self) -> dict[int, bool]:
+        """Whether another document may be that of a request, for the requests that were asked for."""
+        return {}
+
+    @cached_property
+    def requests(self) -> list[Seen]:
+        """The lines of each request."""
+        known: dict[str, tuple[str, bool]] = {}
+        return [seen(text, cursor, known) for text, cursor in zip(self.texts, self.cursors, strict=True)]
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """A number for each request, the same for those of one document."""
+        found: list[int] = []
+        latest: dict[int, int] = {}  # the last request of each document, the oldest first
+        for at in range(len(self.times)):
+            number = at if self.hidden[at] else self._before(at, latest)
+            found.append(number)
+            if not self.hidden[at]:
+                latest.pop(number, None)
+                latest[number] = at
+        return found
+
+    def _before(self, at: int, latest: dict[int, int]) -> int:
+        """Return the number of the document before a request that it shows too; its own number if there is none."""
+        elsewhere: set[str] = set()
+        edited = at
+        for count, (number, last) in enumerate(reversed(latest.items())):
+            if count == DOCUMENTS or self.times[at] - self.times[last] > self.seconds:
+                break
+            if self.files[at] and self.files[last]:
+                if self.files[at] == self.files[last]:
+                    return number
+                continue
+            verdict = compare(self.requests[last], self.requests[at], elsewhere)
+            if verdict == "same":
+                return number
+            if verdict == "edited" and edited == at:
+                edited = number
+            elif verdict == "other":
+                elsewhere |= self.requests[last].telling
+        return edited
+
+    def same(self, earlier: int, later: int) -> bool | None:
+        """Return whether two requests, of which at least one names no file, show the same document; None if it is unknown."""
+        if self.numbers[earlier] == self.numbers[later]:
+            return None if self._fits_another(earlier) else True
+        return None if compare(self.requests[earlier], self.requests[later]) == "unknown" else False
+
+    def _fits_another(self, at: int) -> bool:
+        """Return whether another document that is shown after a request could be its own, too."""
+        if at not in self.doubtful:
+            own, others = self.numbers[at], set[int]()
+            stop = bisect_right(self.times, self.times[at] + self.seconds, at)
+            for later in range(at + 1, stop):
+                if (number := self.numbers[later]) != own and number not in others and not self.hidden[later]:
+                    others.add(number)
+                    if compare(self.requests[at], self.requests[later]) == "same":
+                        break
+            else:
+                later = at
+            self.doubtful[at] = later > at
+        return self.doubtful[at]
