@@ -185,6 +185,8 @@ def _has_line(text: str, *lines: str) -> bool:
 
 def _zeta2(prompt: str) -> bool:
     """Zed's crates/zeta_prompt, versions 0112 to 0615: over Qwen's or Seed-Coder's markers, with regions to rewrite."""
+    if "<" not in prompt:
+        return False
     current = prompt.find("<<<<<<< CURRENT")
     separator = prompt.rfind("=======", max(0, current))
     behind = prompt[separator + len("=======") :].lstrip()
@@ -206,21 +208,32 @@ def _mercury(prompt: str) -> bool:
     return _has_line(prompt, "<|recently_viewed_code_snippets|>", "<|current_file_content|>", "<|code_to_edit|>")
 
 
+def _beginning(prompt: str) -> str:
+    """Return the text to match, without the blanks before it: a regular expression takes 60 ms for a megabyte of blanks."""
+    return prompt.lstrip()[:BEGINNING]
+
+
+def _chat(prompt: str) -> bool:
+    return bool(CHAT.match(_beginning(prompt)))
+
+
 def _instruction(prompt: str) -> bool:
     blank = prompt.startswith("```") and _in_order(prompt, "[BLANK]", "\nFill in the blank to complete the code block.")
-    return blank or bool(INSTRUCTION.match(prompt)) or _in_order(prompt, "<QUERY>\n", "{{FILL_HERE}}", "</QUERY>")
+    return blank or bool(INSTRUCTION.match(_beginning(prompt))) or _in_order(prompt, "<QUERY>\n", "{{FILL_HERE}}", "</QUERY>")
 
 
 ZETA2 = (
     *("<|fim_middle|>current\n", "<|fim_middle|>updated\n", "<filename>edit_history\n", "<[fim-prefix]><filename>"),
     *(f"{FILE}edit history\n", f"{FILE}edit_history\n"),
 )
+BEGINNING = 4096
+"""Characters of a prompt that CHAT and INSTRUCTION read, from its first that is no blank on."""
 CHAT = re.compile(
-    r"\s*(?:(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]<sop>)\s*)?"
+    r"(?:(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]<sop>)\s*)?"
     r"(?:<\|(?:im_start|im_system|start_header_id|header_start|start_of_role|user|system|assistant|start)\|>"
     r"|<start_of_turn>|\[INST\]|\[SYSTEM_PROMPT\]|<<SYS>>|<｜(?:User|Assistant)｜>)"
 )
-INSTRUCTION = re.compile(r"\s*(?:### Instruction:|You are (?:a HOLE FILLER|an? [^\n]{0,60}(?:assistant|programmer|engineer)\b))")
+INSTRUCTION = re.compile(r"(?:### Instruction:|You are (?:a HOLE FILLER|an? [^\n]{0,60}(?:assistant|programmer|engineer)\b))")
 ZED_SETTING = 'in Zed, set edit_predictions.open_ai_compatible_api.prompt_format to "qwen"'
 CHAT_SETTING = "choose the client's FIM template (Continue: a model whose name contains 'qwen' and 'coder', role autocomplete)"
 REFUSED = (
@@ -238,9 +251,7 @@ REFUSED = (
         _mercury,
         "turn next edits off (Continue: role autocomplete; Zed: provider open_ai_compatible_api)",
     ),
-    Refused(
-        "a chat template", "`<|im_start|>`, `<|start_header_id|>`, `[INST]` or the like at its start", CHAT.match, CHAT_SETTING
-    ),
+    Refused("a chat template", "`<|im_start|>`, `<|start_header_id|>`, `[INST]` or the like at its start", _chat, CHAT_SETTING),
     Refused(
         "an instruction to a chat model",
         "`### Instruction:` or `You are a ... assistant` at its start, `{{FILL_HERE}}` in `<QUERY>`, or `[BLANK]`",

@@ -70,6 +70,8 @@ def parse_prompt(prompt: str) -> Context:
         ValueError: the prompt has markers in another order, can be read in several ways, or is of a format that is refused.
     """
     _refuse_other_formats(prompt)
+    if "<" not in prompt and "[" not in prompt:
+        return Context(prompt, "")  # each format has one of them
     if evident := _evident(prompt):
         return _read(prompt, evident)
     for each in FORMATS:

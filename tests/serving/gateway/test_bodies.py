@@ -67,13 +67,13 @@ async def test_a_character_costs_no_completion_and_no_label(house: House, kind: 
     events: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/continue/events", continue_event(data)),
         ("/api/training/submit", data),
-        ("/v1/feedback", {"completion_id": rows[0].id, "outcome": "retained", "retained": TEXT + "@", "language": "@"}),
+        ("/v1/feedback", {"completion_id": rows[0].id, "outcome": "retained", "retained": TEXT + " @", "language": "@"}),
         ("/v1/events", {"type": "select", "completion_id": rows[2].id, "view_id": "@"}),
     )
     for url, value in events:
         answer = await house.client.post(house.urls[port] + url, content=body_of(value, sent), headers=JSON)
         assert answer.status_code == 200, (kind, url, answer.text)
-    assert house.rows("feedback")[2].retained == TEXT + expected
+    assert house.rows("feedback")[2].retained == f"{TEXT} {expected}"
     assert await house.ship()
     completions, feedback = house.store.shipped("completions"), house.store.shipped("feedback")
     assert sorted(completions, key=lambda row: row.id) == sorted(rows, key=lambda row: row.id)

@@ -245,7 +245,6 @@ async def test_errors_have_openais_shape(house: House) -> None:
         (401, await house.complete(headers={"Authorization": "Bearer undefined"})),
         (400, await house.complete(headers={"X-Project-ID": "../x"})),
         (413, await house.complete(prompt="x" * 2_000_000)),
-        (400, await house.client.post(url + "/v1/completions", content=b'{"prompt": "\\ud800"}', headers=JSON)),
         (400, await house.client.post(url + "/v1/completions", content=b"[" * 100_000, headers=JSON)),
         (415, await house.client.post(url + "/v1/completions", content=b'{"prompt": "x"}')),
         (400, await house.client.post(url + "/v1/chat/completions", json={})),

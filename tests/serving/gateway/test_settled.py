@@ -61,7 +61,6 @@ async def test_the_settled_text_is_recorded_with_or_without_a_decision(house: Ho
         ({"reason": "bored"}, "reason"),
         ({"outcome": "accepted", "reason": "typed_away"}, "reason"),
         ({"outcome": "retained", "retained": "x", "reason": "replaced"}, "reason"),
-        ({"outcome": "rejected", "seen_ms": -1}, "seen_ms"),
         ({"settled": "x" * 10_001}, "settled"),
     ],
 )

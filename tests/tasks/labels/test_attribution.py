@@ -94,7 +94,7 @@ def test_feedback_with_an_id_and_no_text_covers_the_whole_completion() -> None:
         ("y = foo(bar)  # kept", Label("accepted", 8, 8, 8)),
         ("foo(x, bar)", Label("accepted", 8, 8, 8)),
         ("foo(baz)", Label("partially_accepted", 8, 8, 5)),
-        ("bar()", Label("partially_accepted", 8, 8, 3)),
+        ("bar()", Label("partially_accepted", 8, 8, 4)),
         ("", Label("partially_accepted", 8, 8, 0)),
     ],
 )

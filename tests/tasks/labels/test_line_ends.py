@@ -132,6 +132,6 @@ def test_a_place_of_a_held_out_set_is_completed_in_normal_form() -> None:
     place = HeldOutPlace(id="a", file="a", prefix="a = 1\r\nb = ", suffix="\r\nc\r\n", truth="2\r\nd")
     position = position_of(place)
     assert (position.prefix, position.suffix, position.truth) == ("a = 1\nb = ", "\nc\n", "2\nd")
-    text = Text(TOKENIZER, RENDERER).served(TOKENIZER.encode("2\r\nd\re").ids, ("\r\n",))
+    text = Text(TOKENIZER, RENDERER, ()).served(TOKENIZER.encode("2\r\nd\re").ids, ("\r\n",))
     assert text == "2", "a stop string of CRLF ends it there"
-    assert Text(TOKENIZER, RENDERER).served(TOKENIZER.encode("2\r\nd\re").ids, ()) == "2\nd\ne"
+    assert Text(TOKENIZER, RENDERER, ()).served(TOKENIZER.encode("2\r\nd\re").ids, ()) == "2\nd\ne"
