@@ -90,7 +90,7 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
     begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
     for begin, end in pairwise(begins):
-        requests = _Requests(*(column[begin:end] for column in columns), seconds=settings.most_seconds)
+        requests = _Requests(settings.most_seconds, *(column[begin:end] for column in columns))
         found.extend(requests.settled(settings))
     texts = [one if isinstance(one, Settled) else None for _, one, _ in found]
     return pl.DataFrame(
@@ -118,6 +118,8 @@ def _columns(rows: pl.DataFrame) -> list[list[Any]]:
 class _Requests:
     """The requests of a user in a project, by time, then id."""
 
+    seconds: float
+    """Time after a request in which later ones may show its place."""
     ids: Sequence[str]
     times: Sequence[float]
     files: Sequence[str]
@@ -127,8 +129,6 @@ class _Requests:
     hidden: Sequence[str]
     """Why a request's text cannot be used; empty if it can."""
     wanted: Sequence[bool]
-    seconds: float
-    """Time after a request in which later ones may show its place."""
 
     @cached_property
     def shown(self) -> Documents:

@@ -8,12 +8,13 @@ from tests.serving.fakes import ADMIN, EDITOR, House, experiment
 
 ADMINISTRATOR = {"Authorization": f"Bearer {ADMIN}"}
 AN_EDITOR = {"Authorization": f"Bearer {EDITOR}"}
+CONTINUE_STOPS = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "/src/", "#- coding: utf-8", "```"]
 CONTINUE = {
     "model": "qwen-coder",
     "max_tokens": 4096,
     "temperature": 0.01,
     "stream": True,
-    "stop": ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "/src/", "#- coding: utf-8", "```"],
+    "stop": CONTINUE_STOPS,
     "prompt": "<|fim_prefix|>def f(x):\n    <|fim_suffix|>\n\nprint(1)\n<|fim_middle|>",
 }
 INFILL: dict[str, Any] = {"input_prefix": "import os\n", "input_suffix": "\n", "prompt": "x = ", "n_predict": 128}

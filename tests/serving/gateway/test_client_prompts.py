@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 from infra.model.fim import FORMATS, MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX, Format
 from tests.serving import fakes
 from tests.serving.fakes import TEXT, House
-from tests.serving.helpers import CONTINUE, events
+from tests.serving.helpers import CONTINUE_STOPS, events
 
 BEFORE, AFTER, TAIL = "def area(width, height):\n", "\n\nprint(area(2, 3))\n", "    return width * "
 
@@ -64,7 +64,7 @@ async def test_a_marker_in_code_comes_back_as_it_was(
     async with House(tmp_path, chat_tokenizer) as house:
         house.engines[0].reply = house.policy.renderer.encode(f'"{marker}"')[:24]
         assert not {*house.engines[0].reply} & {*house.policy.stop_token_ids}
-        body = {"prompt": code, "suffix": "\n", "stream": stream, "stop": [*CONTINUE["stop"], "<|im_end|>"]}
+        body = {"prompt": code, "suffix": "\n", "stream": stream, "stop": [*CONTINUE_STOPS, "<|im_end|>"]}
         answer = await house.client.post(house.urls[0] + "/v1/completions", json=body)
         chunks = [json.loads(event) for event in events(answer.text)[:-1]] if stream else [answer.json()]
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == f'"{marker}"'
@@ -83,7 +83,7 @@ async def test_a_control_token_ends_a_completion(tmp_path: Path, chat_tokenizer:
         assert number in house.policy.stop_token_ids and number is not None
         own = house.policy.renderer.encode("return a + b")
         house.engines[0].reply = [*own, number, *house.policy.renderer.encode("\nuser\nthanks")]
-        stops: list[str] = [*CONTINUE["stop"], "<|im_start|>", "<|im_end|>"]
+        stops: list[str] = [*CONTINUE_STOPS, "<|im_start|>", "<|im_end|>"]
         answer = await house.complete(prompt="def f(a, b):\n    ", stream=stream, stop=stops)
         choices: list[dict[str, Any]] = (
             [json.loads(event)["choices"][0] for event in events(answer.text)[:-1]] if stream else answer.json()["choices"]
