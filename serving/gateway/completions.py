@@ -48,7 +48,7 @@ class Gateway:
 
 def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
     """Add the completion routes of all dialects, and their other routes."""
-    model = ServedModel(gateway.model, gateway.policy.max_context)
+    model = ServedModel(gateway.model, gateway.policy.max_context, lambda: gateway.arms.ready)
     shadow = Shadow(gateway.arms, gateway.policy, gateway.recorder)
     formats: dict[str, list[tuple[Dialect, CompletionFormat]]] = {}
     for dialect in DIALECTS:

@@ -15,7 +15,7 @@ from serving.access import Access, Caller
 from serving.access.callers import Named
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
-from serving.gateway.dialects.base import Dialect, FeedbackEvent, FeedbackFormat
+from serving.gateway.dialects.base import Dialect, FeedbackEvent, FeedbackFormat, Received
 from serving.gateway.errors import FeedbackNotStored
 from serving.gateway.openapi import DocumentedApp, Post, answers
 from serving.gateway.requests import read_json
@@ -44,6 +44,13 @@ class FeedbackService:
     def named(self, event: FeedbackEvent, named: Named) -> Named:
         """Return the user and project of an event: what the request names, else those of its completion. Raises Denied."""
         return self.recorder.served.named(named, event.completion_id, event.prefix, event.suffix)
+
+    def matches(self, event: FeedbackEvent, caller: Caller) -> bool:
+        """Return whether an event is about one of the caller's latest completions."""
+        served, who = self.recorder.served, (caller.project, caller.user)
+        if event.completion_id:
+            return served.of(*who, event.completion_id) is not None
+        return served.at_place(*who, event.prefix, event.suffix, event.shown) is not None
 
     async def store(self, event: FeedbackEvent, caller: Caller) -> str:
         """Write an event to the disk and return its id. Raises FeedbackNotStored."""
@@ -101,15 +108,16 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
         require_json(request)
         body = await read_json(request)
         event = form.parse(body, request.query_params)
-        record_id = ""
+        record_id, matched = "", False
         if event is not None:
             client = dialect.name or client_name(request.headers)
             caller = service.access.caller(request.headers, credential, body.get("user"), client, partial(service.named, event))
+            matched = service.matches(event, caller)
             key = (caller.project, caller.user, event.client_id, event.outcome)
             if not (form.once and key in recent):
                 record_id = await service.store(event, caller)
                 if form.once:
                     recent.add(key)
-        return JSONResponse(form.render(record_id, service.waiting_segments))
+        return JSONResponse(form.render(Received(record_id, service.waiting_segments, matched)))
 
     return receive

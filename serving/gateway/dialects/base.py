@@ -53,6 +53,8 @@ class ServedModel:
     name: str
     max_context: int
     """Tokens of the longest prompt and its completion together."""
+    ready: Callable[[], bool]
+    """Whether an engine serves it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,18 @@ class FeedbackEvent:
 
 
 @dataclass(frozen=True)
+class Received:
+    """What became of an event."""
+
+    id: str = ""
+    """Of its record; empty if there is none."""
+    segments: int = 0
+    """Segments in the spool."""
+    matched: bool = False
+    """Whether it is about one of the latest completions of its user that this replica served."""
+
+
+@dataclass(frozen=True)
 class FeedbackFormat:
     """Feedback events at one path."""
 
@@ -114,8 +128,8 @@ class FeedbackFormat:
     """Of the response's body."""
     parse: Callable[[Fields, Fields], FeedbackEvent | None]
     """Takes body and query parameters; None: the event is ignored. Raises BadRequest."""
-    render: Callable[[str, int], dict[str, Any]]
-    """The body of the response, from the record's id ("" if there is none) and the number of segments in the spool."""
+    render: Callable[[Received], dict[str, Any]]
+    """The body of the response."""
     once: bool = False
     """Whether the same client id and outcome of a user are recorded once."""
 

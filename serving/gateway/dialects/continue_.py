@@ -15,6 +15,7 @@ from serving.gateway.dialects.base import (
     Fields,
     Identifier,
     Milliseconds,
+    Received,
     ShownText,
     read_body,
 )
@@ -105,12 +106,12 @@ def _recognizes(body: Fields, headers: Fields) -> bool:
     return isinstance(stops, list) and all(stop in stops for stop in OWN_STOPS)
 
 
-def _event_response(record_id: str, segments: int) -> dict[str, Any]:
-    return {"status": "recorded" if record_id else "ignored"}
+def _event_response(received: Received) -> dict[str, Any]:
+    return {"status": "recorded" if received.id else "ignored"}
 
 
-def _submit_response(record_id: str, segments: int) -> dict[str, Any]:
-    return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": segments}
+def _submit_response(received: Received) -> dict[str, Any]:
+    return {"status": "submitted", "message": "Training data submitted successfully", "queue_position": received.segments}
 
 
 EVENT_ANSWER = answer_schema(("status",), status={"enum": ["recorded", "ignored"]})

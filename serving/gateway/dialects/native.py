@@ -16,6 +16,7 @@ from serving.gateway.dialects.base import (
     Fields,
     Identifier,
     Milliseconds,
+    Received,
     ShownText,
     read_body,
     short,
@@ -85,9 +86,14 @@ def _check_settled(event: NativeEvent) -> None:
         )
 
 
-def _response(record_id: str, segments: int) -> dict[str, Any]:
-    return {"status": "recorded", "id": record_id}
+def _response(received: Received) -> dict[str, Any]:
+    return {"status": "recorded", "id": received.id, "matched": received.matched}
 
 
-ANSWER = answer_schema(("status", "id"), status={"const": "recorded"}, id=TEXT)
+MATCHED = {
+    "type": "boolean",
+    "description": "whether the event is about one of the latest completions of this user that the replica served; if not, check "
+    "the id, the token, X-User-ID and X-Project-ID",
+}
+ANSWER = answer_schema(("status", "id", "matched"), status={"const": "recorded"}, id=TEXT, matched=MATCHED)
 NATIVE = Dialect(feedback=(FeedbackFormat("/v1/feedback", NativeEvent.model_json_schema(), ANSWER, parse_event, _response),))

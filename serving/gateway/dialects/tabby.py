@@ -23,7 +23,7 @@ from serving.gateway.dialects.base import (
     read_text,
 )
 from serving.gateway.errors import BadRequest
-from serving.gateway.generation import CompletionRequest, Generation
+from serving.gateway.generation import CompletionRequest, Generation, Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, USER, answer_schema, answers, object_schema, optional
 
 SEGMENTS = object_schema(("prefix",), prefix=TEXT, suffix=optional(TEXT), filepath=optional(TEXT))
@@ -77,6 +77,11 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
     @app.get("/v1/health", responses=answers(SERVER_HEALTH))
     async def tabby_health(request: Request) -> Any:
+        # The agent asks here after a completion was refused, and shows "ready" for a 200.
+        if request.headers.get("authorization"):
+            await access.check(request.headers, "complete")
+        if not model.ready():
+            raise Unavailable("no engine is ready; try again")
         version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
         return {
             "model": model.name,
@@ -98,10 +103,6 @@ TABBY = Dialect(
     name="tabby",
     recognizes=lambda body, headers: body.get("segments") is not None,
     completions=(CompletionFormat("/v1/completions", SCHEMA, ANSWER, parse),),
-    feedback=(
-        FeedbackFormat(
-            "/v1/events", TabbyEvent.model_json_schema(), answer_schema(()), parse_event, lambda record_id, segments: {}
-        ),
-    ),
+    feedback=(FeedbackFormat("/v1/events", TabbyEvent.model_json_schema(), answer_schema(()), parse_event, lambda received: {}),),
     add_routes=_add_routes,
 )

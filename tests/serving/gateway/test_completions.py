@@ -152,7 +152,8 @@ async def test_the_other_engine_serves_when_one_is_down(house: House) -> None:
         response = await house.complete(stream=True)
         assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
         assert response.json()["error"]["type"] == "server_error"
-    assert (await house.client.get(house.urls[0] + "/ready")).status_code == 503
+    for path in ("/ready", "/v1/health"):
+        assert (await house.client.get(house.urls[0] + path)).status_code == 503
     assert (await house.client.get(house.urls[1] + "/ready")).status_code == 200, "a balancer still sends feedback here"
     assert (await house.send_feedback("/v1/feedback", {"completion_id": "made-up", "outcome": "accepted"})).status_code == 200
     house.engines[0].up = True

@@ -64,6 +64,24 @@ async def test_an_event_of_an_unknown_completion_is_refused_by_name(house: House
     assert (await house.send_feedback(url, body, {"X-User-ID": "bob"})).status_code == 200
 
 
+async def test_the_answer_says_whether_an_event_is_about_a_completion_of_its_user(house: House) -> None:
+    id = (await house.complete(headers={"X-User-ID": "bob"}, prompt=PROMPT)).json()["id"]
+    for completion_id, headers, matched in (
+        (id, {"X-User-ID": "bob"}, True),
+        ("cmpl-0", {"X-User-ID": "bob"}, False),
+        (id, {"X-User-ID": "eve"}, False),
+        (id, {"X-User-ID": "bob", "X-Project-ID": "another"}, False),
+    ):
+        answer = await house.send_feedback("/v1/feedback", {"completion_id": completion_id, "outcome": "accepted"}, headers)
+        assert (answer.status_code, answer.json()["status"], answer.json()["matched"]) == (200, "recorded", matched)
+
+
+async def test_tabbys_agent_learns_of_a_wrong_token(house: House) -> None:
+    url = f"{house.urls[0]}/v1/health"
+    for headers, status in (({}, 200), ({"Authorization": ""}, 200), ({"Authorization": "Bearer wrong"}, 401)):
+        assert (await house.client.get(url, headers=headers)).status_code == status
+
+
 async def test_a_position_of_two_users_names_neither(house: House) -> None:
     for name in ("bob", "eve"):
         await house.complete(headers={"X-User-ID": name}, prompt=PROMPT)
