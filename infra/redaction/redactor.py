@@ -4,7 +4,6 @@ The cursor may be in the middle of a secret, so the line at the cursor is also s
 inserted text.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -20,7 +19,6 @@ MAX_CURSOR_LINE = 2_048
 """Characters of the cursor's line, on each side, that are searched as one piece."""
 NEAR_KEY = 4_096
 """Characters on each side of the cursor in which a marker of a private key has all of the text searched as one piece."""
-LONE_CR = re.compile(r"\r(?!\n)")
 CACHED_TEXTS = 128
 MAX_CACHED = 4_000
 """Characters of a text whose secrets are remembered, so that the cache stays below 3 MB."""
@@ -93,7 +91,8 @@ class Redactor:
 def _with_lines(texts: Texts) -> Texts:
     """Return texts of the same lengths in which LF stands for each CR that ends a line: the patterns know LF and CRLF."""
     prefix, suffix, *middles = (
-        LONE_CR.sub("\n", text) if "\r" in text else text for text in (texts.prefix, texts.suffix, *texts.middles)
+        "\r\n".join(part.replace("\r", "\n") for part in text.split("\r\n"))
+        for text in (texts.prefix, texts.suffix, *texts.middles)
     )
     return replace(texts, prefix=prefix, suffix=suffix, middles=tuple(middles))
 

@@ -128,6 +128,8 @@ def advice(error: Exception) -> str:
     code, status = code_of(error), status_of(error)
     if isinstance(error, NO_LOGIN) or code in EXPIRED:
         return f"The credentials have expired: log in again, or renew them; {CHECK_KEYS}"
+    if isinstance(error, NO_CREDENTIALS):
+        return f"`tabloop up` makes those of the local stack; else {CHECK_KEYS}"
     if code in CLOCK:
         return "Set this machine's clock (`timedatectl` shows whether NTP is on), then run the step again"
     if isinstance(error, ParamValidationError) or code in NO_BUCKET:

@@ -106,6 +106,8 @@ def test_a_server_that_does_not_answer_is_named(
 ) -> None:
     for name in ("STORE__ENDPOINT", "REGISTRY__URI", "ORCHESTRATION__API"):
         monkeypatch.setenv(f"TABLOOP_{name}", "http://127.0.0.1:9" + ("/api" if name.startswith("ORCH") else ""))
+    for name in ("ACCESS_KEY", "SECRET_KEY"):
+        monkeypatch.setenv(f"TABLOOP_STORE__{name}", "a-key")
     monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
     assert cli.main(arguments) == errors.NOT_READY
     error = capsys.readouterr().err
