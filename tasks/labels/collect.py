@@ -8,7 +8,7 @@ from typing import cast
 import polars as pl
 import pyarrow.parquet as pq
 
-from infra.records import Manifest, Quarantined
+from infra.records import CycleOutcome, Manifest, Quarantined
 from infra.registry.client import Registry
 from infra.registry.lineage import Lineage, lineage
 from infra.settings import Settings
@@ -149,13 +149,17 @@ def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) 
 
 
 def others_since(store: ObjectStore, manifests: Sequence[Manifest], since: float) -> list[Manifest]:
-    """Return the manifests of the sealed cycles that read requests after a time and are not of the ancestry, newest first."""
+    """Return the manifests of the sealed cycles that read requests after a time and are not of the ancestry, newest first.
+
+    Without those that were abandoned: their labels taught nothing.
+    """
     own, found = {manifest.cycle for manifest in manifests}, list[Manifest]()
     for cycle in reversed(cycles.sealed(cycles.index(store))):
         manifest = manifest_of(store, cycle)
         if manifest.until <= since:
             break
-        if cycle not in own:
+        outcome = store.find(cycles.key(cycle, cycles.OUTCOME), CycleOutcome)
+        if cycle not in own and not (outcome and outcome.result == "abandoned"):
             found.append(manifest)
     return found
 

@@ -73,6 +73,6 @@ async def test_calibration_and_judgements_run_and_a_judge_that_cannot_tell_has_n
 async def test_code_that_does_not_fit_the_model_is_a_counted_failure(url: str, tmp_path: Path) -> None:
     long = [Item("x = [1, 2, 3]\n" * 900, "", "y", "y")]
     (failed,) = build(judge_of(url, tmp_path, context_characters=20_000)).score(long)
-    assert not isinstance(failed, Scored) and failed.kind == "refused"
+    assert not isinstance(failed, Scored) and failed.kind == "declined"
     (fits,) = build(judge_of(url, tmp_path, context_characters=100)).score(long)
     assert isinstance(fits, Scored)

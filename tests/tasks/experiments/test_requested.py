@@ -96,7 +96,7 @@ def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int
         ),
         ({"version": "3", "kind": "roll_back"}, NOW + 20, "version 3 is candidate, expected a version in state retired"),
         ({"version": "4"}, NOW + 20, "version 4: expected one whose checkpoint is kept"),
-        ({"version": "9"}, NOW + 20, "HTTP 404"),
+        ({"version": "9"}, NOW + 20, "no version 9; the latest are 1, 2, 3, 4"),
     ],
 )
 def test_a_refused_request_changes_nothing_and_says_why(asked: dict[str, Any], now: float, expected: str) -> None:

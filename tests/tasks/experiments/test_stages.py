@@ -280,7 +280,7 @@ def test_an_end_without_proof_pauses_for_a_person_where_the_plan_says_so(life: L
     assert life.look(NOW + 1201).stage == life.client.stage and life.client.stage.name == "paused"
     assert "a person decides" in life.look(NOW + 1202).verdict.reason
     planned = manual.plan(life.store, life.registry.client, asked("roll_back", "", "ada", "", NOW + 1210))
-    assert planned.summary() == f"version 1 stays champion; the paused test {running.id} ends, its challenger is rejected"
+    assert planned.summary() == f"version 2 is rejected, and its test {running.id} ends; version 1 stays champion"
     manual.rollback(life.store, life.registry.client, asked("roll_back", planned.version, "ada", "no need", NOW + 1211))
     last = log.newest(life.store)
     assert last and (last.kind, last.by, last.reason) == ("reject", "ada", "no need")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.model.kept_text import kept_characters
 from infra.records import Completion, Feedback
 from tasks.labels.impressions import STRENGTH
 from tests.tasks.made import NOW, completion, feedback
@@ -68,8 +69,9 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         elif outcome == "partially_accepted":
             counted = strongest.accepted_characters
             accepted = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
-        elif outcome == "retained":  # texts are no longer than the shortest run that counts
-            outcome, accepted = ("accepted", len(text)) if text in strongest.retained else ("partially_accepted", 0)
+        elif outcome == "retained":
+            accepted = kept_characters(text, strongest.retained)
+            outcome = "accepted" if accepted == len(text) else "partially_accepted"
         elif outcome == "thumbs_down":
             outcome = "rejected"
         label = (outcome, len(text), extent, accepted)

@@ -44,7 +44,7 @@ class Careful(KeptJudge):
 
 
 def test_a_completion_is_accepted_from_the_threshold_on_and_a_failure_is_no_rejection() -> None:
-    texts = ["sum(values, 0)", "sum(values, 9)", "print()", "", "  ", "sum(values, 5)"]
+    texts = ["sum(values, 0)", "sum(values, 9)", "print", "", "  ", "sum(values, 5)"]
     settings = StudySettings(judged=Judged(threshold=9.0))
     taught = cycles.sample_accepts(cast(Any, Fixed(texts)), Careful(), PLACES, settings, "v1", 1)
     assert [s.outcome for s in taught.samples] == ["accepted", "rejected", "rejected", "nothing", "nothing"]
