@@ -63,7 +63,7 @@ async def test_the_page_follows_what_happens_for_everyone_without_loading_again(
 async def test_an_administrator_promotes_in_the_browser(house: House, page: Tab) -> None:
     assert await page.run("document.querySelectorAll('#test .charts svg').length") == 3
     offered = "[...document.querySelectorAll('#hand [data-kind]')].filter(each => !each.hidden).map(each => each.dataset.kind)"
-    assert await page.run(f"{offered}.join()") == "promote,rollback,pause", "a test runs"
+    assert await page.run(f"{offered}.join()") == "promote,rollback,reject,pause", "a test runs"
     summary = await page.run(FILL.format(token=json.dumps(ADMIN)))
     assert summary == "Version 2 becomes champion; version 1 is retired, and a running test ends."
     assert not list(house.store.keys("requests/moves/")), "nothing is asked before it is confirmed"
