@@ -77,6 +77,27 @@ async def test_an_administrator_promotes_in_the_browser(house: House, page: Tab)
     assert page.problems == [], "no violation of the policy, no exception"
 
 
+@pytest.mark.parametrize(
+    ("kind", "path_kind", "version", "says"),
+    [
+        ("reject", "reject", "2", "The test of version 2 ends, and the version is rejected; version 1 stays champion."),
+        ("back", "roll_back", "7", "Version 7 becomes champion; version 1 is rolled back, and a running test ends."),
+    ],
+)
+async def test_a_rejection_and_the_way_back_need_no_choice_of_version(
+    house: House, page: Tab, kind: str, path_kind: str, version: str, says: str
+) -> None:
+    house.add_version("7")
+    await page.run("document.getElementById('now').dataset.previous = '7'")
+    fill = FILL.format(token=json.dumps(ADMIN)).replace('"2"', '""').replace("=promote", f"={kind}")
+    assert await page.run(fill) == says
+    await page.run("document.getElementById('confirm').click()")
+    await said(page, "waiting: the controller carries it out")
+    (request,) = move_requests.waiting(house.store)
+    assert (request.kind, request.version, request.champion) == (path_kind, version, "1")
+    assert page.problems == []
+
+
 async def test_a_token_without_the_role_is_refused_and_said(house: House, page: Tab) -> None:
     await page.run(FILL.format(token=json.dumps(EDITOR)))
     await page.run("document.getElementById('confirm').click()")
