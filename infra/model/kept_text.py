@@ -44,6 +44,8 @@ def kept_characters(shown: str, settled: str) -> int:
 def tokens(text: str, reach: int | None = None) -> list[str]:
     """Return the tokens of a text; with `reach`, up to the end of the line in which so many of their characters are."""
     text, letters = _letters(text)
+    if letters is text and (reach is None or len(text) < reach):
+        return TOKEN.findall(text)
     found: list[str] = []
     size, stop = 0, len(text)
     for match in TOKEN.finditer(letters):

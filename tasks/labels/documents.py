@@ -12,7 +12,7 @@ settled text is looked for, so that the result is the same for any partitions (t
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -60,35 +60,39 @@ class Seen(NamedTuple):
         return self.lines if self.cursor < 0 else self.lines[: self.cursor] + self.lines[self.cursor + 1 :]
 
 
-def seen(document: str, cursor: int, known: dict[str, tuple[str, bool]]) -> Seen:
-    """Return the lines that a request shows. The last may be cut, and is left out unless the cursor is there.
+class KnownLines(dict[str, tuple[str, bool] | None]):
+    """Lines without their blanks, and whether each is telling, by the line as it stands; None for one that is too short.
 
-    `known` remembers each line without its blanks, and whether it is telling; a user's requests show the same ones again.
+    A user's requests show the same lines again: each is read once.
     """
+
+    def __missing__(self, raw: str) -> tuple[str, bool] | None:
+        line = "".join(raw.split())
+        self[raw] = found = (line, SHARED.match(raw.lstrip()) is None) if len(line) >= LEAST_LINE else None
+        return found
+
+    def of(self, raws: Iterable[str]) -> list[tuple[str, bool]]:
+        """Return the lines that count, in order."""
+        return list(filter(None, map(self.__getitem__, raws)))
+
+
+def seen(document: str, cursor: int, known: KnownLines) -> Seen:
+    """Return the lines that a request shows. The last may be cut, and is left out unless the cursor is there."""
     begin = document.rfind("\n", 0, cursor) + 1
     end = document.find("\n", cursor)
     end = len(document) if end < 0 else end
-    above = document[max(0, begin - REACH) : begin].split("\n")
-    below = document[end + 1 : end + REACH].split("\n")[:-1]
-    found: list[str] = []
-    telling: list[str] = []
-    place, split = -1, 0
-    first = "".join(above[0].split()) if len(above) > 1 else ""
-    for number, raw in enumerate((*above[1:], document[begin:end], *below), 1 - len(above)):
-        if (entry := known.get(raw)) is None:
-            line = "".join(raw.split())
-            entry = known[raw] = line, SHARED.match(raw.lstrip()) is None
-        line, tells = entry
-        if len(line) < LEAST_LINE:
-            continue
-        if number == 0:
-            place = len(found)
-        elif tells:
-            telling.append(line)
-        split += number <= 0
-        found.append(line)
-    first = first if len(first) >= LEAST_LINE else ""
-    return Seen(tuple(found), frozenset(telling), place, first, len(found) - split, not document[end:].strip())
+    first, *above = document[max(0, begin - REACH) : begin].split("\n")
+    upper, own = known.of(above), known.of((document[begin:end],))
+    lower = known.of(document[end + 1 : end + REACH].split("\n")[:-1])
+    first = "".join(first.split()) if above else ""
+    return Seen(
+        tuple(line for line, _ in (*upper, *own, *lower)),
+        frozenset(line for line, tells in (*upper, *lower) if tells),
+        len(upper) if own else -1,
+        first if len(first) >= LEAST_LINE else "",
+        len(lower),
+        not document[end:].strip(),
+    )
 
 
 def compare(earlier: Seen, later: Seen, elsewhere: Set[str] = frozenset()) -> Verdict:
@@ -158,7 +162,7 @@ class Documents:
     @cached_property
     def requests(self) -> list[Seen]:
         """The lines of each request."""
-        known: dict[str, tuple[str, bool]] = {}
+        known = KnownLines()
         return [seen(text, cursor, known) for text, cursor in zip(self.texts, self.cursors, strict=True)]
 
     @cached_property
