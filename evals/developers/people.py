@@ -58,9 +58,9 @@ class People:
         return {one.name: (getattr(self, one.name), one.metadata["source"]) for one in fields(self)}
 
 
-def digest(*parts: object) -> str:
+def digest(*parts: Any) -> str:
     """Return a name of the parameters of simulated developers, which are dataclasses: 12 hexadecimal digits."""
-    body = json.dumps([asdict(part) for part in parts], sort_keys=True)  # type: ignore[call-overload]
+    body = json.dumps([asdict(part) for part in parts], sort_keys=True)
     return hashlib.sha256(body.encode()).hexdigest()[:12]
 
 

@@ -87,7 +87,7 @@ def seen(document: str, cursor: int, known: KnownLines) -> Seen:
     first = "".join(first.split()) if above else ""
     return Seen(
         tuple(line for line, _ in (*upper, *own, *lower)),
-        frozenset(line for line, tells in (*upper, *lower) if tells),
+        frozenset(line for line, telling in (*upper, *lower) if telling),
         len(upper) if own else -1,
         first if len(first) >= LEAST_LINE else "",
         len(lower),

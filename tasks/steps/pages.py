@@ -70,5 +70,5 @@ def curve(name: str, values: Sequence[float]) -> str:
         Point(0, values[n], label=f"step {n + 1}" if n in ends else "", note=f"{values[n]:.4g}" if n in ends else "")
         for n in chosen
     ]
-    told = f"{name} from {values[0]:.4g} in the first of {len(values)} steps to {values[-1]:.4g} in the last"
-    return charts.series(f"{name} by step", told, points, connected=True)
+    caption = f"{name} from {values[0]:.4g} in the first of {len(values)} steps to {values[-1]:.4g} in the last"
+    return charts.series(f"{name} by step", caption, points, connected=True)

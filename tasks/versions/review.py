@@ -168,11 +168,11 @@ def _data(found: Facts) -> str:
 def _examples(evaluation: Mapping[str, Any], count: int) -> list[str]:
     """Return the places of public code with the largest gains, then those with the largest losses, of the edit similarity."""
     pairs = zip(evaluation.get("positions", ()), evaluation.get("champion_positions", ()), strict=True)
-    told = [(ours["edit_similarity"] - theirs["edit_similarity"], ours, theirs) for ours, theirs in pairs if ours["truth"]]
-    gains = sorted((one for one in told if one[0] > 0), key=lambda one: -one[0])[: (count + 1) // 2]
-    losses = sorted((one for one in told if one[0] < 0), key=lambda one: one[0])[: count // 2]
+    compared = [(ours["edit_similarity"] - theirs["edit_similarity"], ours, theirs) for ours, theirs in pairs if ours["truth"]]
+    gains = sorted((one for one in compared if one[0] > 0), key=lambda one: -one[0])[: (count + 1) // 2]
+    losses = sorted((one for one in compared if one[0] < 0), key=lambda one: one[0])[: count // 2]
     if not gains and not losses:
-        return [f"Examples: in the artifact {ARTIFACT} of the run."] if told and not count else []
+        return [f"Examples: in the artifact {ARTIFACT} of the run."] if compared and not count else []
     rows = [
         (f"{change:+.2f}", *map(_code, (theirs["completion"], ours["completion"], ours["truth"])))
         for change, ours, theirs in [*gains, *losses]
