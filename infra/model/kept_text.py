@@ -35,6 +35,8 @@ def kept_characters(shown: str, settled: str) -> int:
     total = sum(map(len, wanted))
     if not total:
         return 0
+    if settled.isascii() and not any(token in settled for token in wanted):  # other texts may stand in another form of Unicode
+        return 0
     found = tokens(settled, REACH * total)
     if "\n".join(["", *wanted, ""]) in "\n".join(["", *found, ""]):  # no token holds a line end
         return len(shown)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from infra.records import Completion
 from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
+from tasks.labels.documents import KnownLines, compare, seen, shows_again
 from tasks.labels.hindsight import ANCHOR_CHARACTERS
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import LINEAGE
@@ -139,6 +140,20 @@ def test_no_label_is_of_another_file_however_a_user_switches(kind: Kind, seed: i
     found = hindsight.settle(frame(asked), pl.Series([one.request.id for one in asked]), Hindsight())
     files = {one.request.id: one.file for one in asked}
     assert all(files[id] == files[by] for id, by in found.drop_nulls("settled").select("id", "settled_by").iter_rows())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(USERS, 10**6))
+def test_text_that_is_shown_again_is_compared_no_further(kind: Kind, seed: int) -> None:
+    """The comparison of all lines gives the same answer."""
+    asked, known = tuple(stream(kind, seed)), KnownLines()
+    shown = [(one.request.prefix + one.request.suffix, len(one.request.prefix)) for one in asked]
+    pairs = [(earlier, later) for later in range(len(asked)) for earlier in range(max(0, later - 6), later)]
+    again = [(earlier, later) for earlier, later in pairs if shows_again(*shown[earlier], *shown[later])]
+    lines = [seen(*one, known) for one in shown]
+    assert all(compare(lines[earlier], lines[later]) == "same" for earlier, later in again)
+    assert all(asked[earlier].file == asked[later].file for earlier, later in again)
+    assert len(again) > len(asked) / 2
 
 
 def frame(asked: Sequence[Asked]) -> pl.DataFrame:
