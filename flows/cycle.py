@@ -15,6 +15,7 @@ from tasks.steps.context import Context
 from tasks.steps.evaluate import evaluate
 from tasks.steps.hold_out import hold_out
 from tasks.steps.naming import advised
+from tasks.steps.noting import noted
 from tasks.steps.register import fail, open_experiment, register, show
 from tasks.steps.reward import fit_keep_estimate, reward
 from tasks.steps.seal import resume, seal
@@ -30,6 +31,7 @@ WHAT_TO_DO = (
 
 @flow(name="cycle", flow_run_name="cycle", persist_result=False)
 @advised(WHAT_TO_DO)
+@noted("cycle")
 def cycle() -> State | CycleOutcome:
     """Turn the champion's window of labels into a challenger, or complete the cycle that was killed."""
     context = contexts.load()

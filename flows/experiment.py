@@ -10,6 +10,7 @@ from tasks.steps import context as contexts
 from tasks.steps import experiment as steps
 from tasks.steps.context import Context
 from tasks.steps.naming import advised
+from tasks.steps.noting import noted
 
 GOES_ON: dict[StageName, str] = {
     "shadow": "Shadow",
@@ -30,6 +31,7 @@ WHAT_TO_DO = (
 
 @flow(name="experiment", flow_run_name="experiment", persist_result=False)
 @advised(WHAT_TO_DO)
+@noted("experiment")
 def experiment() -> State:
     """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test."""
     context = contexts.load()

@@ -1,6 +1,7 @@
 """Fixtures of all tests: the real stack or a part of it, started on first use."""
 
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from infra.settings import DEMO, FILE_VARIABLE
 from infra.storage.store import ObjectStore
 from tests import stack as stack_
 from tests.marks import let_stack_tests_warn, rerun_timing_tests
@@ -20,6 +22,8 @@ from tests.stack import Stack, free_ports
 
 settings.register_profile("tabloop", deadline=None)  # under other load on the machine, an example would exceed it
 settings.load_profile("tabloop")
+
+os.environ.setdefault(FILE_VARIABLE, str(DEMO))  # and not what a stack of this checkout was started with
 
 START_SECONDS = 240
 

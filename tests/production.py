@@ -17,7 +17,7 @@ from pathlib import Path
 from evals.bench.rigs import postgresql, servers
 from evals.bench.rigs.postgresql import PostgreSQL
 from evals.bench.rigs.servers import Server
-from infra.settings import LOCAL, ROOT, Settings, load
+from infra.settings import DEMO, FILE_VARIABLE, ROOT, Settings, load
 from infra.stack.parts import parts
 from tests.shim import shim
 from tests.stack import SMALL_CYCLES, free_ports
@@ -55,7 +55,7 @@ class Production:
     @property
     def settings(self) -> Settings:
         """The flows' settings."""
-        return load(LOCAL, dict(self.variables))
+        return load(DEMO, dict(self.variables))
 
     @property
     def of_reader(self) -> dict[str, str]:
@@ -91,6 +91,7 @@ def variables(folder: Path, s3: str) -> dict[str, str]:
     mlflow, prefect, completions, feedback, evaluation, *engines = free_ports(7)
     given = {k: v for k, v in os.environ.items() if not k.startswith(("TABLOOP_", "PREFECT_", "MLFLOW_", "PYTHONPATH"))}
     return given | {
+        FILE_VARIABLE: str(DEMO),
         "PATH": f"{shim(folder / 'bin')}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(folder / "home"),
         "TABLOOP_STACK__STATE": str(folder / "stack"),
@@ -120,11 +121,11 @@ def variables(folder: Path, s3: str) -> dict[str, str]:
 def running(folder: Path, s3: str) -> Iterator[Production]:
     """Start the servers with empty databases and MLflow's accounts, and end them and what was started at the end."""
     environment = variables(folder, s3)
-    settings = load(LOCAL, environment)
+    settings = load(DEMO, environment)
     with ExitStack() as exits:
         database = exits.enter_context(postgresql.running(free_ports(1)[0], folder / "postgresql.log", servers.DATABASES))
         for_prefect, for_mlflow, accounts = map(database.url, servers.DATABASES)
-        administrator = load(LOCAL, environment | _account(ADMINISTRATOR))
+        administrator = load(DEMO, environment | _account(ADMINISTRATOR))
         started = (
             servers.prefect(settings, os.environ, for_prefect, folder / "prefect.log"),
             servers.mlflow(administrator, os.environ, for_mlflow, accounts, folder / "mlflow.log"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra import settings as settings_
-from infra.settings import Settings
+from infra.settings import DEMO, FILE_VARIABLE, Settings
 from infra.settings.evaluation import MARGINS
 from infra.stack import control
 
@@ -70,6 +70,7 @@ def started(*parts: str) -> Stack:
 def _overrides(directory: Path) -> dict[str, str]:
     s3, mlflow, prefect, completions, feedback, evaluation, *engines = free_ports(8)
     return {
+        FILE_VARIABLE: str(DEMO),
         "TABLOOP_STACK__STATE": str(directory / "stack"),
         **SMALL_CYCLES,
         "TABLOOP_TRAIN__FOLDER": str(directory / "cycles"),

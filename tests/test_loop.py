@@ -15,7 +15,7 @@ from evals.demo.orchestration import FlowRun, Orchestration
 from infra import settings as settings_
 from infra.records import Completion, Feedback, Manifest, Sample
 from infra.registry.client import Registry, RegistryError
-from infra.settings import LOCAL, ROOT, Settings, load
+from infra.settings import DEMO, ROOT, Settings, load
 from infra.storage.store import ObjectStore
 from tests import documented, production
 from tests.production import Production
@@ -123,7 +123,7 @@ def _verify_databases(servers: Production) -> None:
     assert all(int(count) > 2 for count in tables.values()), f"tables are elsewhere: {tables}"
     names = servers.database.query(DATABASES[-1], "SELECT username FROM users ORDER BY id").split()
     assert names == [production.ADMINISTRATOR, production.FLOWS, production.READER]
-    reader = Registry.connect(load(LOCAL, servers.of_reader).registry)
+    reader = Registry.connect(load(DEMO, servers.of_reader).registry)
     assert reader.aliases().champion == "1"
     with pytest.raises(RegistryError, match=r"403.*may not do this"):
         reader.set_alias("challenger", "1")

@@ -52,7 +52,7 @@ TRAIN = Train(
     **{"micro_batch_tokens": 1024, "stored_mantissa": 15},
     environment={"OMP_NUM_THREADS": "2", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
 )
-"""All weights are trained. Rate, precision and rounding are those of production.toml and local.toml. Without the threshold glibc
+"""All weights are trained. Rate, precision and rounding are those of production.toml and team.toml. Without the threshold glibc
 keeps freed blocks of up to 32 MB, at this shape a gigabyte beside the planned tensors."""
 SIZE = MicroBatchSize(*(1024 // (PROMPT + COMPLETION) * each for each in (PROMPT + COMPLETION, COMPLETION)))
 """The largest micro-batch."""

@@ -51,7 +51,7 @@ def simulation_token(settings: Settings) -> str:
     if serving.simulation_token is None or not serving.name_users:
         raise ValueError(
             "serving.simulation_token or serving.name_users is not set, so the server would take all simulated developers for "
-            "one user; `tabloop up` generates the token, and infra/settings/local.toml sets name_users"
+            "one user; `tabloop up --settings demo` starts a stack for them, with data of its own"
         )
     return serving.simulation_token.get_secret_value()
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evals.docs.schema import INTROS, TOML, Schema, code, forms, named, prose, resolved, table, values, words
-from infra.settings import LOCAL, PRODUCTION, Settings
+from infra.settings import DEMO, PRODUCTION, TEAM, Settings
 
+SHIPPED = (("team", TEAM), ("demo", DEMO), ("production", PRODUCTION))
 LONG = 60
 """Characters of a default beyond which only its kind is named."""
 
@@ -15,7 +16,7 @@ LONG = 60
 def page() -> str:
     """Return the page in Markdown."""
     document = Settings.model_json_schema()
-    shipped = {name: tomllib.loads(file.read_text()) for name, file in (("local", LOCAL), ("production", PRODUCTION))}
+    shipped = {name: tomllib.loads(file.read_text()) for name, file in SHIPPED}
     return INTROS["settings"] + "".join(_sections("", "", document, document, shipped))
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from infra.cli import access, errors, look, loop, measure, project, stack  # noqa: F401, each adds its commands
+from infra.cli import access, errors, look, loop, measure, project, settings, stack  # noqa: F401, each adds its commands
 from infra.cli.app import app
 
 __all__ = ["app", "main"]
@@ -18,4 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"tabloop: {ended.code}", file=sys.stderr)
             return errors.NO
         return ended.code or errors.DONE
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            errors.discard_output()
     return errors.DONE

@@ -32,6 +32,11 @@ def token(
 @command(ACCESS)
 def hash(name: Annotated[str, typer.Argument(metavar="NAME", help="a user's id, as clients send it in X-User-ID")]) -> None:
     """Print the keyed hash under which a user is stored."""
+    print(hash_of(name))
+
+
+def hash_of(name: str) -> str:
+    """Return the keyed hash of a user's id. Raises Failed without the key, and for what is no name."""
     from infra import settings
     from infra.identity import user_hash
 
@@ -41,21 +46,4 @@ def hash(name: Annotated[str, typer.Argument(metavar="NAME", help="a user's id, 
             errors.WRONG_USE,
         )
     with errors.expected(ValueError):
-        print(user_hash(secret.get_secret_value().encode(), name))
-
-
-@command(ACCESS, "settings")
-def settings_(
-    key: Annotated[str, typer.Argument(metavar="[KEY]", help="only a section or a setting: serving.port")] = "",
-) -> None:
-    """Print the settings in use as JSON, with secrets hidden."""
-    import json
-
-    from infra import settings
-
-    found = json.loads(settings.dump(settings.load()))
-    for name in key.split(".") if key else ():
-        if not isinstance(found, dict) or name not in found:
-            raise errors.Failed(f"{key}: no such setting; `tabloop settings` prints all", errors.WRONG_USE)
-        found = found[name]
-    print(json.dumps(found, indent=2, ensure_ascii=False))
+        return user_hash(secret.get_secret_value().encode(), name)

@@ -21,11 +21,11 @@ GROUPS = (
 STACK, LOOP, LOOK, ACCESS, MEASURE, PROJECT = GROUPS
 HELP = """Make a team's code-completion model better from every Tab press.
 
-A newcomer begins with `tabloop demo`, or with `tabloop up` and `tabloop try`. The settings ($TABLOOP_SETTINGS, by default
-infra/settings/local.toml) hold the addresses and credentials of all servers. `tabloop COMMAND --help` lists a command's options.
+A newcomer begins with `tabloop demo`, or with `tabloop up` and `tabloop try`. Commands use the settings that `tabloop up` was
+started with, by default those of a small team. `tabloop COMMAND --help` lists a command's options.
 """
 EPILOG = """Exit codes: 0 done; 1 the answer is no, or a target is missed; 2 wrong usage or settings; 3 a server or part does not
-answer, or work is left; 130 interrupted."""
+answer, or work is left; 130 interrupted; 141 the reader of the output has gone."""
 
 
 class Commands(TyperGroup):
@@ -35,6 +35,9 @@ class Commands(TyperGroup):
         """Run a command; what it returns is the exit code."""
         try:
             code = super().invoke(ctx)
+        except BrokenPipeError:
+            errors.discard_output()
+            raise typer.Exit(errors.READER_GONE) from None
         except Exception as error:
             if (known := errors.code_of(error)) is None:
                 raise
@@ -94,10 +97,42 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+"""Option of a command that can print JSON."""
+SettingsFile = Annotated[
+    str,
+    typer.Option("--settings", metavar="FILE", help="settings file, or the name of one in infra/settings", show_default=False),
+]
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    import json
+
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def use_settings(file: str) -> None:
+    """Let this process and its children read a settings file, if one is given."""
+    import os
+
+    if file:
+        os.environ["TABLOOP_SETTINGS"] = os.path.abspath(file) if os.path.exists(file) else file
+
+
+def use_demo_settings() -> None:
+    """Let this process and its children read the settings of simulated developers where no file is given."""
+    import os
+
+    os.environ.setdefault("TABLOOP_SETTINGS", "demo.toml")
+
+
 @app.callback()
 def options(
+    settings: SettingsFile = "",
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Take the options before a command."""
+    use_settings(settings)

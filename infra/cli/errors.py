@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-DONE, NO, WRONG_USE, NOT_READY, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, NO, WRONG_USE, NOT_READY, INTERRUPTED, READER_GONE = 0, 1, 2, 3, 130, 141
 """Exit codes: what was asked is done; the answer is no, or a target is missed; wrong usage or settings; a server or part does not
-answer, or work is left; the user interrupted the command."""
+answer, or work is left; the user interrupted the command; the program that reads the output has ended, as `head` does."""
 
 CODES = {
-    "infra.settings.SettingsError": WRONG_USE,
+    "infra.settings.sources.SettingsError": WRONG_USE,
     "infra.stack.control.StackError": NO,
+    "infra.stack.started.OtherSettings": NO,
     "infra.stack.flow_runs.NotStarted": NO,
     "infra.stack.flow_runs.NotTaken": NOT_READY,
     "infra.stack.prefect_api.DeployError": NO,
@@ -28,7 +29,7 @@ CODES = {
 """Exit code by the full name of an error that the user can mend; its message names the next command. An error's own class comes
 before those that it derives from. Names, since importing the classes would make every command slow."""
 NEXT = {
-    "infra.settings.SettingsError": "next: correct it in the file or the environment",
+    "infra.settings.sources.SettingsError": "next: correct it in the file or the environment",
     "httpx.ConnectError": "next: `tabloop status` shows the parts, `tabloop up` starts them",
     "httpx.TimeoutException": "next: `tabloop status` shows the parts and their logs",
 }
@@ -75,10 +76,18 @@ def message_of(error: Exception) -> str:
     if "httpx.TransportError" in names:
         request = getattr(error, "_request", None)
         text = f"no answer from {request.url}: {text}" if request else text
-    elif "infra.settings.SettingsError" in names and text.count("\n") == 1:
+    elif "infra.settings.sources.SettingsError" in names and text.count("\n") == 1:
         text = text.replace(":\n  ", ": ", 1)
     following = next((NEXT[name] for name in names if name in NEXT), "")
     return f"{text}\n  {following}" if following and "\n" in text else f"{text}; {following}" if following else text
+
+
+def discard_output() -> None:
+    """Let what is still written to the standard output vanish, so that Python's end does not fail on it."""
+    import os
+    import sys
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _names(error: Exception) -> list[str]:

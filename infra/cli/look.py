@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOK, command
+from infra.cli.app import LOOK, Json, command, print_json
 from infra.cli.loop import number_of
 
 if TYPE_CHECKING:
@@ -20,11 +20,15 @@ def history(
     experiment: Annotated[str, typer.Argument(metavar="[ID]", help="the only A/B test to list", show_default=False)] = "",
     count: Annotated[int, typer.Option(help="most lines, the last ones")] = 100,
     moves: Annotated[bool, typer.Option("--moves", help="leave out the looks")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the moves of versions and the looks at A/B tests, oldest first."""
-    from tasks.experiments.reports.history import history
+    from tasks.experiments.reports.history import entries, history
 
     store = _store()
+    if as_json:
+        found = entries(store, count, experiment, looks=not moves)
+        return print_json([{"kind": type(each).__name__, **each.model_dump(mode="json")} for each in found])
     lines = list(history(store, count, experiment, looks=not moves))
     of = f" of {experiment}" if experiment else ""
     print("\n".join(lines) if lines else f"no moves{of} in {store.uri('moves/')} yet; the controller records the first one")
@@ -33,47 +37,91 @@ def history(
 @command(LOOK)
 def explain(
     subject: Annotated[str, typer.Argument(metavar="VERSION_OR_REQUEST", help='version, or id of a completion ("cmpl-...")')],
+    as_json: Json = False,
 ) -> int:
     """Explain where a version stands, or why a request was trained on or not."""
     version = number_of(subject)
-    return _explain_version(version) if version.isdecimal() else _explain_request(subject)
+    return _explain_version(version, as_json) if version.isdecimal() else _explain_request(subject, as_json)
 
 
-def _explain_version(version: str) -> int:
+def _explain_version(version: str, as_json: bool) -> int:
     """Print the sections of a version's report."""
     from tasks.experiments.reports.explain import explain
 
-    for title, section in explain(_store(), version):
+    sections = list(explain(_store(), version))
+    if as_json:
+        print_json(dict(sections))
+        return errors.DONE
+    for title, section in sections:
         print(f"{title}\n" + "".join(f"  {each}\n" for each in section))
     return errors.DONE
 
 
-def _explain_request(completion: str) -> int:
+def _explain_request(completion: str, as_json: bool) -> int:
     """Print a line for each cycle whose window held the request, the newest first."""
+    from dataclasses import asdict
+
     from tasks.labels.explain import explain
 
     store = _store()
     fates = list(explain(store, completion))
+    if as_json:
+        print_json([asdict(fate) for fate in fates])
+        return errors.DONE if fates else errors.NO
     for fate in fates:
         print(fate)
     if fates:
         return errors.DONE
     print(
         f"{completion}: in no cycle of {store.uri('cycles/')}. Either it was not recorded, or no cycle has collected it yet: "
-        "a cycle begins with collect.min_samples samples; see its last runs: `tabloop exec prefect flow-run ls --limit 3`"
+        "`tabloop requests --user NAME` shows what is known of it, `tabloop status` the last cycle"
     )
     return errors.NO
 
 
 @command(LOOK)
-def plan(days: Annotated[float, typer.Option(help="days of recent traffic to plan from")] = 7.0) -> None:
+def requests(
+    user: Annotated[str, typer.Option(metavar="NAME", help="user, by the name of their token or X-User-ID")],
+    last: Annotated[int, typer.Option(min=1, help="most requests, the newest")] = 20,
+    hours: Annotated[float, typer.Option(min=0.0, help="hours to look back")] = 24.0,
+    as_json: Json = False,
+) -> int:
+    """Show what became of a user's newest requests, before a cycle too; 1 if there is none."""
+    import time
+
+    from infra import settings
+    from infra.cli.access import hash_of
+    from tasks.labels.recent import recent
+
+    found = recent(_store(), settings.load().collect, hash_of(user), time.time(), hours, last)
+    if as_json:
+        print_json([each.model_dump(mode="json") for each in found])
+    elif found:
+        print("\n".join(map(str, found)))
+    else:
+        print(
+            f"no request of {user} in the last {hours:g} h is in the store; the name is that of `tabloop token NAME`, and events "
+            "arrive within some seconds: `tabloop status`"
+        )
+    return errors.DONE if found else errors.NO
+
+
+@command(LOOK)
+def plan(
+    days: Annotated[float, typer.Option(help="days of recent traffic to plan from")] = 7.0,
+    as_json: Json = False,
+) -> None:
     """Show what an A/B test of this team can find, and the next test."""
     import time
 
     from infra import settings
-    from tasks.experiments.planning.planner import report
+    from tasks.experiments.planning.planner import outlook
 
-    print(report(_store(), settings.load(), time.time(), days))
+    found = outlook(_store(), settings.load(), time.time(), days)
+    if as_json:
+        print_json(found.values())
+    else:
+        print(found)
 
 
 @command(LOOK)

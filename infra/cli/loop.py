@@ -1,12 +1,17 @@
 """Commands that run the loop's flows by Prefect's deployments, and wait for their end."""
 
 import getpass
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOP, app, command, make
+from infra.cli.app import LOOP, Json, app, command, make, print_json
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
+    from infra.stack.flow_runs import Ended
 
 Version = Annotated[str, typer.Argument(metavar="[VERSION]", show_default=False)]
 Reason = Annotated[str, typer.Option(help="why; a version that failed or was rolled back is promoted only with one")]
@@ -21,85 +26,184 @@ def number_of(version: str) -> str:
     return version[1:] if version[:1] == "v" and version[1:].isdecimal() else version
 
 
-def run(flow: str, **parameters: Any) -> int:
-    """Run a deployment and return the exit code."""
+DECLINED, LEFT = "Declined", "Pending"
+"""Names of completed states that are no success: a person declined it; work is left for another run."""
+
+
+def run(flow: str, as_json: bool, **parameters: Any) -> int:
+    """Run a deployment, wait for its end, print it and return the exit code."""
     if "version" in parameters:
         parameters["version"] = number_of(parameters["version"])
     from infra import settings
     from infra.stack import flow_runs
 
-    return flow_runs.run(settings.load(), flow, parameters)
+    return report(flow_runs.run(settings.load(), flow, parameters), as_json)
+
+
+def report(ended: "Ended", as_json: bool) -> int:
+    """Print how a run ended; return the exit code."""
+    if as_json:
+        print_json({"state": ended.state, "message": ended.message, "run": ended.run, "page": ended.link})
+    else:
+        print(ended)
+    if ended.kind not in ("COMPLETED", "PAUSED") or ended.state == DECLINED:
+        return errors.NO
+    return errors.NOT_READY if ended.state == LEFT else errors.DONE
 
 
 @command(LOOP)
-def cycle() -> int:
-    """Train a challenger from the labels that came in, or complete a cycle."""
-    return run("cycle")
+def cycle(
+    watch: Annotated[bool, typer.Option("--watch", help="print each step as it begins, and the trainer's steps")] = False,
+    as_json: Json = False,
+) -> int:
+    """Train a challenger from the labels that came in, or complete a cycle; 1 if none begins."""
+    from dataclasses import replace
+
+    from infra import settings
+    from infra.stack import flow_runs
+    from infra.storage import loop_runs
+    from infra.storage.store import ObjectStore
+
+    loaded = settings.load()
+    ended = flow_runs.run(loaded, "cycle", {}, _progress(loaded) if watch else None)
+    noted = loop_runs.read(ObjectStore.connect(loaded.store)).get("cycle")
+    if noted and noted.run == ended.run and noted.ended:
+        ended = replace(ended, state=noted.state, message=noted.message)
+    code = report(ended, as_json)
+    return code or (errors.DONE if ended.state in TRAINED else errors.NO)
+
+
+TRAINED = ("registered", "refused")
+"""Ends of a cycle that trained a candidate (infra/records/cycles.py)."""
+PROGRESS_SECONDS = 2.0
+
+
+def _progress(loaded: "Settings") -> Callable[[str], None]:
+    """Return what prints the step of a cycle's run, and the share of the trainer's steps that are taken."""
+    import sys
+    import time
+
+    from infra import settings
+    from infra.stack import flow_runs
+    from tasks.trainer.progress import steps_taken
+
+    began, last, shown = time.monotonic(), -PROGRESS_SECONDS, ""
+
+    def watch(identifier: str) -> None:
+        nonlocal last, shown
+        if (now := time.monotonic() - began) - last < PROGRESS_SECONDS:
+            return
+        last, text = now, flow_runs.current_step(loaded, identifier)
+        if text == "train" and (taken := steps_taken(settings.path(loaded.train.folder))):
+            text = f"train: step {taken[0]} of {taken[1]}"
+        if text and text != shown:
+            print(f"{now:6.0f} s  {text}", file=sys.stderr, flush=True)
+            shown = text
+
+    return watch
 
 
 loop_ = make("Pause or resume training: the schedule of the flow `cycle`.", no_args_is_help=True)
 app.add_typer(loop_, name="loop", rich_help_panel=LOOP)
 
 
-def schedule(*, paused: bool) -> int:
+def schedule(*, paused: bool, as_json: bool) -> int:
     """Pause or resume the schedule of the flow `cycle`, and print its state."""
     from infra import settings
     from infra.stack import orchestration
 
     orchestration.set_schedules(settings.load(), paused=paused, only=("cycle",))
-    print("training is paused; A/B tests and probations go on: `tabloop loop resume`" if paused else "training goes on")
+    if as_json:
+        print_json({"paused": paused})
+    else:
+        print("training is paused; A/B tests and probations go on: `tabloop loop resume`" if paused else "training goes on")
     return errors.DONE
 
 
 @loop_.command("pause")
-def pause_() -> int:
+def pause_(as_json: Json = False) -> int:
     """Let no cycle begin until `tabloop loop resume`; a running one is completed."""
-    return schedule(paused=True)
+    return schedule(paused=True, as_json=as_json)
 
 
 @loop_.command("resume")
-def resume_() -> int:
+def resume_(as_json: Json = False) -> int:
     """Let cycles begin by their schedule again."""
-    return schedule(paused=False)
+    return schedule(paused=False, as_json=as_json)
 
 
 @command(LOOP)
-def promote(version: Version = "", reason: Reason = "", by: By = "", dry_run: Plan = False, approve: Approve = False) -> int:
+def promote(
+    version: Version = "",
+    reason: Reason = "",
+    by: By = "",
+    dry_run: Plan = False,
+    approve: Approve = False,
+    as_json: Json = False,
+) -> int:
     """Make a version the champion; without VERSION, the challenger."""
-    return run("promote", version=version, reason=reason, by=by or getpass.getuser(), dry_run=dry_run, approve=approve)
+    return run("promote", as_json, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)
-def rollback(version: Version = "", reason: Reason = "", by: By = "", dry_run: Plan = False, approve: Approve = False) -> int:
+def rollback(
+    version: Version = "",
+    reason: Reason = "",
+    by: By = "",
+    dry_run: Plan = False,
+    approve: Approve = False,
+    as_json: Json = False,
+) -> int:
     """Put the champion before this one back, or VERSION."""
-    return run("rollback", version=version, reason=reason, by=by or getpass.getuser(), dry_run=dry_run, approve=approve)
+    return run("rollback", as_json, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)
-def reject(version: Version = "", reason: Reason = "", by: By = "", dry_run: Plan = False, approve: Approve = False) -> int:
+def reject(
+    version: Version = "",
+    reason: Reason = "",
+    by: By = "",
+    dry_run: Plan = False,
+    approve: Approve = False,
+    as_json: Json = False,
+) -> int:
     """End the running A/B test with a rejection of its challenger."""
-    return run("reject", version=version, reason=reason, by=by or getpass.getuser(), dry_run=dry_run, approve=approve)
+    return run("reject", as_json, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)
 def forget(
-    user: Annotated[str, typer.Option(help="keyed hash of a user, as `tabloop hash NAME` prints it")] = "",
-    project: Annotated[str, typer.Option(help="project, in place of a user")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="user, by the name of their token or X-User-ID", show_default=False)
+    ] = "",
+    user: Annotated[str, typer.Option(help="keyed hash of the user, in place of NAME", show_default=False)] = "",
+    project: Annotated[str, typer.Option(help="project, in place of a user", show_default=False)] = "",
     reason: Annotated[str, typer.Option(help="why")] = "",
     by: By = "",
     dry_run: Remove = True,
+    as_json: Json = False,
 ) -> int:
-    """Remove a user's or a project's data, and list the versions trained on them."""
-    return run("forget", user=user, project=project, reason=reason, by=by or getpass.getuser(), dry_run=dry_run)
+    """Remove a user's or a project's data, and list the versions trained on them; 3 if a run must follow."""
+    if sum(map(bool, (name, user, project))) != 1:
+        raise errors.Failed("expected one of NAME, --user HASH and --project PROJECT", errors.WRONG_USE)
+    if name:
+        from infra.cli.access import hash_of
+
+        user = hash_of(name)
+    return run("forget", as_json, user=user, project=project, reason=reason, by=_by(by), dry_run=dry_run)
 
 
 @command(LOOP)
-def retention(dry_run: Remove = True) -> int:
+def retention(dry_run: Remove = True, as_json: Json = False) -> int:
     """Remove data that are older than retention.*_days."""
-    return run("retention", dry_run=dry_run)
+    return run("retention", as_json, dry_run=dry_run)
 
 
 @command(LOOP)
-def compaction(dry_run: Remove = True) -> int:
+def compaction(dry_run: Remove = True, as_json: Json = False) -> int:
     """Merge the small event objects of each hour."""
-    return run("compaction", dry_run=dry_run)
+    return run("compaction", as_json, dry_run=dry_run)
+
+
+def _by(name: str) -> str:
+    return name or getpass.getuser()

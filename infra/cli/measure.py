@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from infra.cli import errors
-from infra.cli.app import MEASURE, app, command, make
+from infra.cli.app import MEASURE, app, command, make, use_demo_settings
 
 Seed = Annotated[int, typer.Option(help="seed of all draws")]
 Users = Annotated[int, typer.Option(help="number of simulated developers")]
@@ -37,6 +37,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="run each in a small size, about 10 minutes for all")] = False,
 ) -> int:
     """Run benchmarks and write var/bench/NAME.json; 1 if a target is missed."""
+    use_demo_settings()
     from evals.bench import suite
     from infra import settings
 
@@ -196,6 +197,7 @@ def recipes(
     quick: Quick = False,
 ) -> int:
     """Compare what recipes learn from the same simulated developers."""
+    use_demo_settings()
     from evals.studies.recipes.bench import Options, counts, study
     from infra import settings
 

@@ -6,17 +6,19 @@ from typing import Annotated
 import typer
 
 from infra.cli import errors
-from infra.cli.app import PROJECT, STACK, command
+from infra.cli.app import PROJECT, STACK, Json, SettingsFile, command, print_json, use_demo_settings, use_settings
 
 
 @command(STACK)
 def up(
     parts: Annotated[list[str] | None, typer.Argument(metavar="[PART]...", help="parts to start; none: all")] = None,
+    settings: SettingsFile = "",
     paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
 ) -> None:
-    """Start every stopped part and wait until all are ready."""
+    """Start every stopped part and wait until all are ready. The settings are remembered for later commands."""
     from infra.stack import addresses, control
 
+    use_settings(settings)
     print(addresses.described(control.up(parts or (), paused=paused)))
 
 
@@ -31,11 +33,13 @@ def down() -> None:
 @command(STACK)
 def restart(
     part: Annotated[str, typer.Argument(metavar="[PART]", help="part to stop and start; none: all")] = "",
+    settings: SettingsFile = "",
     paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
 ) -> None:
     """Stop and start one part, or the whole stack."""
     from infra.stack import control
 
+    use_settings(settings)
     if part:
         return control.restart(part)
     down()
@@ -43,25 +47,79 @@ def restart(
 
 
 @command(STACK)
-def status() -> int:
-    """Show every part's state, address and log, with login links; 3 if a part is not ready."""
-    from infra import settings
-    from infra.stack import addresses, control
+def status(as_json: Json = False) -> int:
+    """Show every part's state and log, what of the loop hangs, and login links; 3 if a part is not ready."""
+    import time
 
-    rows = control.status()
+    from infra import settings
+    from infra.stack import addresses, control, health, started
+
+    loaded, rows = settings.load(), control.status()
+    not_ready = [row.part for row in rows if not row.ready]
+    down = len(not_ready) == len(rows)
+    signs = [] if down else health.signs(loaded, time.time())
+    changes = started.changes(settings.path(loaded.stack.state), loaded)
+    if as_json:
+        parts = [
+            {
+                "part": r.part,
+                "state": r.state,
+                "ready": r.ready,
+                "pid": r.pid,
+                "seconds": r.seconds,
+                "address": r.address,
+                "log": str(r.log),
+            }
+            for r in rows
+        ]
+        loop = [{"name": sign.name, "text": sign.text, "ok": sign.ok} for sign in signs]
+        print_json({"parts": parts, "loop": loop, "changed settings": [change.key for change in changes]})
+        return errors.NOT_READY if not_ready else errors.DONE
     print(f"{'part':<10} {'state':<9} {'ready':<6} {'pid':>7} {'up':>8}  address / log")
     for row in rows:
         ready = "yes" if row.ready else "no"
         print(f"{row.part:<10} {row.state:<9} {ready:<6} {row.pid or '-':>7} {row.seconds:>7.0f}s  {row.address}  {row.log}")
-    not_ready = [row.part for row in rows if not row.ready]
-    if not not_ready:
-        print(addresses.described(settings.load()))
-        return errors.DONE
-    if len(not_ready) == len(rows):
+    if down:
         print("\nthe stack is down; `tabloop up` starts it")
-    else:
-        print(f"\nnot ready: {', '.join(not_ready)}; read the log, then `tabloop up`")
-    return errors.NOT_READY
+        return errors.NOT_READY
+    print()
+    for sign in signs:
+        print(f"{sign.name:<10} {'' if sign.ok else '! '}{sign.text}")
+    if changes:
+        print(f"settings   ! {len(changes)} differ from those of the running parts: `tabloop settings diff`")
+    if not_ready:
+        print(f"\nnot ready: {', '.join(not_ready)}; read the log (`tabloop logs {not_ready[0]}`), then `tabloop up`")
+        return errors.NOT_READY
+    print(addresses.described(loaded))
+    return errors.DONE
+
+
+@command(STACK)
+def logs(
+    part: Annotated[str, typer.Argument(metavar="PART", help="part of the stack; `tabloop status` lists them")],
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="lines to show, the last ones")] = 50,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on with new lines until interrupted")] = False,
+) -> int:
+    """Show the end of a part's log."""
+    from infra import settings
+    from infra.stack import logs as logs_
+    from infra.stack.supervision import Supervisor
+
+    supervisor = Supervisor(settings.path(settings.load().stack.state))
+    if not (log := supervisor.log(part)).is_file():
+        known = ", ".join(sorted(file.stem for file in log.parent.glob("*.log"))) or "none: the stack was never started"
+        raise errors.Failed(f"{part}: no log {log}; there are {known}", errors.WRONG_USE)
+    for line in logs_.lines(log, lines, follow=follow):
+        print(line, flush=True)
+    return errors.DONE
+
+
+@command(STACK)
+def version() -> None:
+    """Show the version and the folder of the code that runs."""
+    from infra.cli.app import show_version
+
+    show_version(True)
 
 
 @command(STACK, "try")
@@ -89,6 +147,7 @@ def demo(
     concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
 ) -> int:
     """Run the whole loop with simulated developers and show the model improve."""
+    use_demo_settings()
     from evals.demo.run import Options, run
 
     return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency))

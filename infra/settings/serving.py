@@ -268,7 +268,7 @@ class Serving(Section):
     """Further tokens by name, each with its own user, projects, roles and rate. The three tokens above may name every project."""
     token_file: Path | None = None
     """TOML file with further tokens, a table per name as in serving.tokens; `tabloop token NAME --table FILE` writes
-    it. Read at the start, and again within two seconds of each change. None: no file."""
+    it. Read at the start, and again within two seconds of each change. None or empty: no file."""
     oidc: OpenIDConnect | None = None
     """The team's OpenID Connect issuer, whose tokens stand for their subjects; none: such tokens are refused."""
     requests_per_minute: int = Field(60_000, ge=1)
@@ -317,3 +317,8 @@ class Serving(Section):
     """Limits of connections."""
     drain: Drain = Drain()
     """How the app ends."""
+
+    @field_validator("token_file", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None

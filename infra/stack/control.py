@@ -3,7 +3,6 @@
 import fcntl
 import http.client
 import importlib.util
-import json
 import os
 import socket
 import threading
@@ -18,16 +17,17 @@ from pathlib import Path
 
 from infra import settings as settings_
 from infra.settings import Settings
-from infra.stack import files, orchestration, pools, processes, secrets, seed
+from infra.settings.in_force import Effect
+from infra.settings.sources import environment_of_parts, started_with
+from infra.stack import files, orchestration, pools, postgresql, processes, secrets, seed, started
 from infra.stack.parts import BIN, Part, client_environment, environment, parts
 from infra.stack.supervision import Supervisor, sweep, tail
 
 READY_SECONDS = 600.0
 """Seconds to wait for a part to become ready; then the start fails."""
 
-# Stopped after the others: serving ships its spool to the store while it stops.
-STOPPED_LAST = ("s3", "mlflow", "prefect")
-STARTED_WITH = "settings.json"
+# Stopped after the others, one group after the other: serving ships its spool to the store while it stops.
+STOPPED_LAST = (("s3", "mlflow", "prefect"), ("postgresql",))
 
 
 class StackError(RuntimeError):
@@ -68,59 +68,84 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paus
 
 
 def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> Settings:
+    given = started_with(None, os.environ)
     state = settings_.path(settings_.load().stack.state)
     secrets.ensure(state)
+    postgresql.ensure_password(state)
     settings = settings_.load()
+    secrets.ensure_token_file(settings)
     supervisor = Supervisor(state)
     all_parts = parts(settings)
     if unknown := set(only) - set(all_parts):
         raise StackError(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(all_parts)}")
     selected = {name: part for name, part in all_parts.items() if not only or name in only}
     with _lock(state):
-        _check_settings(settings, supervisor)
-        _check_packages(settings, selected)
         was_up = supervisor.running()
+        for line in started.check(state, settings) if was_up else ():
+            say(line)
+        _check_packages(settings, selected)
+        _check_others(state)
         if not was_up and (ended := sweep(state)):
             say(f"ended {ended} process(es) left by a previous run")
         before = {name for name, s in supervisor.states().items() if s.state in ("RUNNING", "STARTING", "BACKOFF")}
         _check_ports([part for name, part in selected.items() if name not in before])
+        variables = f" and {', '.join(given.variables)}" if given.variables else ""
+        say(f"settings: {given.file}{variables}")
         say(f"stack: {', '.join(selected)}; logs in {state / 'logs'}")
-        try:
-            supervisor.start(all_parts.values(), environment(settings, dict(os.environ)))
-            (state / STARTED_WITH).write_text(settings_.dump(settings))
-            _start_all(settings, supervisor, selected, Progress(say), paused=paused)
-            _close_files(settings)
-        except BaseException:
-            say("stopping the parts that were started")
-            if was_up:
-                supervisor.stop_together(set(selected) - before)
-            else:
-                _stop(supervisor, say)
-            raise
+        with started.remember(state, given):
+            try:
+                supervisor.start(all_parts.values(), _environment(settings))
+                started.note(state, settings)
+                _start_all(settings, supervisor, selected, Progress(say), paused=paused)
+                _close_files(settings)
+            except BaseException:
+                say("stopping the parts that were started")
+                if was_up:
+                    supervisor.stop_together(set(selected) - before)
+                else:
+                    _stop(supervisor, say)
+                raise
     return settings
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of the parts, whose settings are those that are remembered: flows read them anew at each run."""
+    return environment(settings, environment_of_parts(os.environ, settings.stack.state))
 
 
 def down(say: Callable[[str], None] = say_now) -> None:
     """Stop every part, and end processes left by previous runs."""
-    supervisor = Supervisor(settings_.path(settings_.load().stack.state))
+    state = settings_.path(settings_.load().stack.state)
     began = time.monotonic()
-    leftovers = _stop(supervisor, say)
+    leftovers = _stop(Supervisor(state), say)
+    started.stopped(state)
     ended = f"; ended {leftovers} leftover process(es)" if leftovers else ""
     say(f"stack: down in {time.monotonic() - began:.1f} s{ended}")
 
 
 def restart(name: str, say: Callable[[str], None] = say_now) -> None:
-    """Stop one part, start it again and wait until it is ready."""
-    settings = settings_.load()
-    supervisor, all_parts = Supervisor(settings_.path(settings.stack.state)), parts(settings)
+    """Stop one part, start it again and wait until it is ready.
+
+    Raises:
+        StackError: there is no such part, or the stack does not run.
+        OtherSettings: settings differ that other parts read.
+    """
+    given, settings = started_with(None, os.environ), settings_.load()
+    state = settings_.path(settings.stack.state)
+    supervisor, all_parts = Supervisor(state), parts(settings)
     if name not in all_parts:
         raise StackError(f"{name}: no such part; the parts are {', '.join(all_parts)}")
     if not supervisor.running():
         raise StackError("the stack does not run; start it with `tabloop up`")
-    if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
-        supervisor.stop_part(name)
-    with Progress(say).step(name):
-        _start(supervisor, all_parts[name], READY_SECONDS)
+    effect: Effect | None = "serving" if name == "serving" else None
+    for line in started.check(state, settings, effect):
+        say(line)
+    with started.remember(state, given):
+        if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
+            supervisor.stop_part(name)
+        with Progress(say).step(name):
+            _start(supervisor, all_parts[name], READY_SECONDS)
+    started.note(state, settings)
 
 
 @dataclass(frozen=True)
@@ -203,7 +228,7 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
     Most of a start is imports, so independent steps overlap. The other engines start after the first, whose caches save them a
     quarter of the work.
     """
-    after: dict[str, tuple[str, ...]] = {"worker": ("work pool",), "serving": ("base model",)}
+    after: dict[str, tuple[str, ...]] = {"prefect": ("postgresql",), "worker": ("work pool",), "serving": ("base model",)}
     after |= {"engine-1": ("engine-0",), "evaluation": ("engine-0", "engine-1")}
     plan: Plan = {
         name: (after.get(name, ()), partial(_start, supervisor, part, seconds, failed)) for name, part in selected.items()
@@ -218,7 +243,7 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
             plan["automations"] = ("deployments",), lambda: orchestration.automate(settings, client)
     if "mlflow" in selected or "serving" in selected:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
-    order = ("s3", "bucket", "mlflow", "base model", "prefect", "work pool", "worker", "deployments")
+    order = ("s3", "bucket", "mlflow", "base model", "postgresql", "prefect", "work pool", "worker", "deployments")
     return {name: plan[name] for name in (*order, *plan) if name in plan}
 
 
@@ -266,8 +291,9 @@ def _stop(supervisor: Supervisor, say: Callable[[str], None]) -> int:
     with stopping(supervisor.directory, say):
         states = set(supervisor.states())
         if states:
-            supervisor.stop_together(states - set(STOPPED_LAST))
-            supervisor.stop_together(states & set(STOPPED_LAST))
+            supervisor.stop_together(states.difference(*STOPPED_LAST))
+            for group in STOPPED_LAST:
+                supervisor.stop_together(group)
         supervisor.shut_down()
         return sweep(supervisor.directory)
 
@@ -307,14 +333,11 @@ def _lock(state: Path) -> Iterator[None]:
         yield
 
 
-def _check_settings(settings: Settings, supervisor: Supervisor) -> None:
-    """Refuse to add parts to a stack that runs with other settings, since its running parts would keep the old ones."""
-    file = supervisor.directory / STARTED_WITH
-    if not (supervisor.running() and file.exists()):
-        return
-    old, new = json.loads(file.read_text()), json.loads(settings_.dump(settings))
-    if changed := [key for key in new if old.get(key) != new[key]]:
-        raise StackError(f"the stack runs with other settings (changed: {', '.join(changed)}); `tabloop down`, then `tabloop up`")
+def _check_others(state: Path) -> None:
+    """Refuse to start beside another stack of this checkout, which has the same ports."""
+    for other in started.others(state):
+        if Supervisor(other).running():
+            raise StackError(f"another stack runs, in {other}; stop it with `tabloop down`, then start this one")
 
 
 def _check_packages(settings: Settings, selected: dict[str, Part]) -> None:

@@ -6,6 +6,7 @@ The same as `prefect deployment run promote/promote --param version=3`, whose im
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -26,11 +27,31 @@ class NotTaken(RuntimeError):
     """No worker takes the run; the message says what to do."""
 
 
-def run(settings: Settings, flow: str, parameters: dict[str, Any]) -> int:
-    """Start a run of a deployment, wait for its end and print it.
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended, or that it waits for an approval."""
 
-    Returns:
-        0 if the run completed or waits for an approval, else 1.
+    run: str
+    """Id of the run."""
+    kind: str
+    """COMPLETED, FAILED, CRASHED or CANCELLED; PAUSED while it waits for an approval."""
+    state: str
+    """Name of the state, such as "Promoted"."""
+    message: str
+    link: str
+    """Address of the run's page."""
+
+    def __str__(self) -> str:
+        if self.kind == "PAUSED":
+            return f"waits for an approval: {self.link}"
+        return f"{self.state}: {self.message or self.link}"
+
+
+def run(settings: Settings, flow: str, parameters: dict[str, Any], watch: Callable[[str], None] | None = None) -> Ended:
+    """Start a run of a deployment and wait for its end.
+
+    Args:
+        watch: is called with the run's id at each look.
 
     Raises:
         NotStarted: Prefect has no such deployment.
@@ -40,9 +61,10 @@ def run(settings: Settings, flow: str, parameters: dict[str, Any]) -> int:
     with prefect_api.connect(settings) as prefect:
         try:
             started = start(prefect, flow, parameters)
-            return report(wait(prefect, started, time.monotonic), link(settings, started))
+            state = wait(prefect, started, time.monotonic, watch)
         except httpx.HTTPError as error:
             raise prefect_api.explained(settings, error) from error
+    return Ended(started, state["type"], state["name"], state.get("message") or "", link(settings, started))
 
 
 def start(prefect: httpx.Client, flow: str, parameters: dict[str, Any]) -> str:
@@ -55,7 +77,9 @@ def start(prefect: httpx.Client, flow: str, parameters: dict[str, Any]) -> str:
     return prefect.post(f"deployments/{identifier}/create_flow_run", json=body).raise_for_status().json()["id"]
 
 
-def wait(prefect: httpx.Client, run: str, clock: Callable[[], float]) -> dict[str, Any]:
+def wait(
+    prefect: httpx.Client, run: str, clock: Callable[[], float], watch: Callable[[str], None] | None = None
+) -> dict[str, Any]:
     """Wait until a run has ended or is suspended; return its state."""
     deadline = clock() + TAKEN_SECONDS
     while True:
@@ -67,6 +91,8 @@ def wait(prefect: httpx.Client, run: str, clock: Callable[[], float]) -> dict[st
                 f"no worker has taken the run {run} after {TAKEN_SECONDS:.0f} s; it starts once a worker takes it: "
                 "`tabloop status` shows Prefect and its worker"
             )
+        if watch:
+            watch(run)
         time.sleep(POLL_SECONDS)
 
 
@@ -76,8 +102,9 @@ def link(settings: Settings, run: str) -> str:
     return f"{page.rstrip('/')}/runs/flow-run/{run}"
 
 
-def report(state: dict[str, Any], link: str) -> int:
-    """Print how a run ended; return the exit code."""
-    waits = state["type"] == "PAUSED"
-    print(f"waits for an approval: {link}" if waits else f"{state['name']}: {state.get('message') or link}")
-    return 0 if waits or state["type"] == "COMPLETED" else 1
+def current_step(settings: Settings, run: str) -> str:
+    """Return the name of the step that a run executes now; empty between two."""
+    query = {"flow_runs": {"id": {"any_": [run]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    with prefect_api.connect(settings) as prefect:
+        found = prefect.post("task_runs/filter", json=query).raise_for_status().json()
+    return str(found[0]["name"]).rpartition("-")[0] if found else ""

@@ -17,7 +17,7 @@ from infra import settings as settings_
 from infra.http.authorization import basic, mlflow_variables
 from infra.settings import Settings
 from infra.settings.serving import own_engines
-from infra.stack import orchestration
+from infra.stack import orchestration, postgresql
 from infra.stack.auth_proxy import CREDENTIAL
 from infra.stack.processes import MARK
 
@@ -47,7 +47,9 @@ class Part:
     ports: tuple[int, ...] = ()
     """TCP ports that must be free before it starts."""
     stop_seconds: int = 15
-    """Seconds from SIGTERM to SIGKILL."""
+    """Seconds from the stop signal to SIGKILL."""
+    stop_signal: str = "TERM"
+    """Signal that ends it."""
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that this part alone gets."""
 
@@ -58,7 +60,8 @@ def parts(settings: Settings) -> dict[str, Part]:
     candidates = [
         _s3(settings, state),
         _mlflow(settings, state),
-        _prefect(settings),
+        _postgresql(settings, state),
+        _prefect(settings, state),
         _worker(settings),
         *(
             _engine(slot, member, address)
@@ -83,10 +86,8 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         **{k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))},
         **{name: value.format(**names) for name, value in tomllib.loads(ENVIRONMENT.read_text()).items()},
         MARK: str(state),
-        settings_.FILE_VARIABLE: given.get(settings_.FILE_VARIABLE, str(settings_.LOCAL)),
         "PATH": f"{BIN}{os.pathsep}{given.get('PATH', os.defpath)}",
-        # SQLite allows one writer, and Prefect's services compete with its API for it, which has stalled the server for a minute.
-        # The services not used here (automations, events, monitoring of workers and late runs) are off.
+        # Services of Prefect's server that nothing here uses (automations, events, monitoring of workers and late runs) are off.
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused_services(settings)},
     }
     if settings.store.endpoint:
@@ -155,11 +156,22 @@ def _mlflow(settings: Settings, state: Path) -> Part:
     return Part("mlflow", command, "mlflow", ready, registry.uri, _ports(registry.uri), credentials=credentials)
 
 
-def _prefect(settings: Settings) -> Part:
+def _postgresql(settings: Settings, state: Path) -> Part:
+    """Return the database of Prefect's server, which needs no port."""
+    command = (sys.executable, "-m", "infra.stack.postgresql", str(state))
+    # SIGINT ends its clients' connections; at SIGTERM it would wait for them.
+    return Part(
+        *("postgresql", command, postgresql.WHEEL, lambda _: postgresql.ready(state), settings.orchestration.api),
+        stop_signal="INT",
+    )
+
+
+def _prefect(settings: Settings, state: Path) -> Part:
     api, auth = settings.orchestration.api, settings_.revealed(settings.orchestration.auth_string)
     site = _site(api)
     command = (sys.executable, "-m", "infra.stack.prefect_server", site)
     credentials = {CREDENTIAL: auth, "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_API_AUTH_STRING": auth}
+    credentials["PREFECT_API_DATABASE_CONNECTION_URL"] = postgresql.url(state)
 
     def ready(_: float) -> bool:
         return request(f"{api}/health", credential=auth)[0] == OK

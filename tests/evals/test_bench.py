@@ -19,7 +19,7 @@ from evals.bench.streams import StreamResult, first_token_percentiles
 from evals.bench.suite import KNOWN, Entry, chosen, run_bench, summary
 from evals.progress import Progress
 from infra.cli import main
-from infra.settings import LOCAL, Settings, load
+from infra.settings import DEMO, Settings, load
 
 
 class Shown:
@@ -83,7 +83,7 @@ async def test_figures_of_a_generator_are_computed_beside_the_event_loop(tmp_pat
         yield figure("two", 2.0, "")
 
     make_up(monkeypatch, run)
-    ended = await run_bench(load(LOCAL, {}), Bench("made_up", False, Shown().progress, 1.0, tmp_path))
+    ended = await run_bench(load(DEMO, {}), Bench("made_up", False, Shown().progress, 1.0, tmp_path))
     assert [f.value for f in ended.figures] == [1.0, 2.0]
 
 
@@ -98,7 +98,7 @@ async def test_a_benchmark_tells_its_figures_and_writes_them_in_full_and_quick(
     make_up(monkeypatch, run)
     shown = Shown()
     for quick, value in ((False, 1.0), (True, 0.5)):
-        ended = await run_bench(load(LOCAL, {}), Bench("made_up", quick, shown.progress, 1.0, tmp_path))
+        ended = await run_bench(load(DEMO, {}), Bench("made_up", quick, shown.progress, 1.0, tmp_path))
         assert [f.value for f in ended.figures] == [value] and [f.value for f in read("made_up", quick, tmp_path)] == [value]
 
 
@@ -111,7 +111,7 @@ async def test_a_benchmark_that_fails_is_named_with_its_reason_and_writes_no_fig
 
     make_up(monkeypatch, run)
     shown = Shown()
-    ended = await run_bench(load(LOCAL, {}), Bench("made_up", False, shown.progress, 1.0, tmp_path))
+    ended = await run_bench(load(DEMO, {}), Bench("made_up", False, shown.progress, 1.0, tmp_path))
     assert ended.failure == "RuntimeError: no answer [from] it" and not list(tmp_path.iterdir())
     assert "made_up failed" in shown.lines and "RuntimeError: no answer [from] it" in shown.lines
     shown.progress.console.print(summary([ended], quick=False))

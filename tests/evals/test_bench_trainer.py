@@ -10,7 +10,7 @@ from evals.bench.padded import collate, logprobs, reference_steps
 from evals.bench.trainer import job_of, samples_of
 from infra import settings as settings_
 from infra.records import Sample
-from infra.settings import LOCAL
+from infra.settings import DEMO
 from tasks.trainer.job import Job
 
 pytestmark = pytest.mark.stack
@@ -66,7 +66,7 @@ def test_the_reference_returns_the_seconds_of_each_step(model, tmp_path):
 
 
 def test_the_trainers_job_has_the_benchmarks_samples_and_epochs(tmp_path):
-    settings = settings_.load(LOCAL, {})
+    settings = settings_.load(DEMO, {})
     samples = samples_of(3, settings)
     assert len(samples) == 3 and all(len(s.token_ids) <= settings.serving.sampling.max_tokens for s in samples)
     job = Job.model_validate(job_of(tmp_path / "s", tmp_path, 3, settings, 2, "float32"))

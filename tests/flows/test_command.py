@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from infra import cli
+from infra.cli import loop
 from infra.stack import flow_runs as command
 
 
@@ -40,14 +41,20 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "FAILED", "name": "Failed", "message": "IllegalMove: version 3"}, 1, "Failed: IllegalMove: version 3"),
         ({"type": "PAUSED", "name": "Suspended"}, 0, "waits for an approval: http://page"),
         ({"type": "CRASHED", "name": "Crashed"}, 1, "Crashed: http://page"),
+        ({"type": "COMPLETED", "name": "Declined", "message": "ada"}, 1, "Declined: ada"),
+        ({"type": "COMPLETED", "name": "Pending", "message": "run again"}, 3, "Pending: run again"),
     ],
 )
 def test_a_run_is_started_and_its_end_is_told(end: dict, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[dict] = []
     client = prefect([{"type": "SCHEDULED", "name": "Scheduled"}, {"type": "RUNNING", "name": "Running"}, end], asked)
     run = command.start(client, "promote", {"version": "3", "dry_run": False})
-    assert command.report(command.wait(client, run, itertools.count().__next__), "http://page") == code
+    state = command.wait(client, run, itertools.count().__next__)
+    ended = command.Ended(run, state["type"], state["name"], state.get("message", ""), "http://page")
+    assert loop.report(ended, as_json=False) == code
     assert capsys.readouterr().out.strip() == words
+    assert loop.report(ended, as_json=True) == code
+    assert json.loads(capsys.readouterr().out)["state"] == end["name"]
     (body,) = asked
     assert body["parameters"] == {"version": "3", "dry_run": False} and len(body["idempotency_key"]) == 32
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
 
-from infra.settings import LOCAL, ROOT, load
+from infra.settings import DEMO, ROOT, load
 from infra.stack import orchestration
 from infra.stack.parts import clients
 
@@ -41,7 +41,7 @@ def test_schedules_that_remove_data_are_inactive_and_dry_runs_are_the_default(na
 
 def test_every_variable_of_the_file_is_set_for_prefects_command() -> None:
     named = re.findall(r"{{ \$(\w+) }}", (ROOT / "prefect.yaml").read_text())
-    assert set(named) == set(orchestration.variables(load(LOCAL, {}))) <= set(clients(load(LOCAL, {})))
+    assert set(named) == set(orchestration.variables(load(DEMO, {}))) <= set(clients(load(DEMO, {})))
 
 
 def test_the_file_names_no_directory_of_this_machine() -> None:

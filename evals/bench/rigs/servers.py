@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from infra.settings import LOCAL, ROOT, Settings, load
+from infra.settings import DEMO, FILE_VARIABLE, ROOT, Settings, load
 from infra.stack import files
 from infra.stack import secrets as stack_secrets
 from infra.stack.parts import client_environment, environment, parts, request
@@ -203,9 +203,10 @@ def as_user(name: str | None) -> dict[str, Any]:
 
 def own_settings(folder: Path, variables: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
     """Return the local stack's settings with these variables and a state in a folder, and an environment with these alone."""
-    own = {"TABLOOP_STACK__STATE": str(folder / "stack"), "TABLOOP_STORE__LOCK": str(folder / "s3.lock"), **variables}
+    state, lock = str(folder / "stack"), str(folder / "s3.lock")
+    own = {FILE_VARIABLE: str(DEMO), "TABLOOP_STACK__STATE": state, "TABLOOP_STORE__LOCK": lock, **variables}
     stack_secrets.ensure(folder / "stack")
-    return load(LOCAL, own), {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | own
+    return load(None, own), {name: value for name, value in os.environ.items() if not name.startswith("TABLOOP_")} | own
 
 
 def of_part(name: str, settings: Settings, given: Mapping[str, str], log: Path) -> Server:

@@ -1,6 +1,6 @@
 """Train on the answers of a judge in place of developers, and print its score of base and trained models side by side.
 
-    TABLOOP_SETTINGS=evals/studies/judged/judge_user.toml tabloop study judged
+    tabloop --settings evals/studies/judged/judge_user.toml study judged
 
 Section `judged` of the settings names positions, cycles and the rewarding judge; `evaluate.judge`, another one, scores.
 evals/studies/judged/judge_user.toml is the published experiment with Qwen2.5-Coder on GPUs.

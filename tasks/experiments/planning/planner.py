@@ -14,7 +14,7 @@ from that joint normal distribution. What a setting leaves open, 0 or "auto", is
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -333,7 +333,33 @@ class NothingToPlan(ValueError):
     """There is no recent traffic to plan from."""
 
 
-def report(store: ObjectStore, settings: Settings, now: float, days: float) -> str:
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a team can find out from its recent traffic, and the next test."""
+
+    prospects: tuple[Prospect, Prospect]
+    traffic: Traffic
+    plan: Plan
+    proposal: Proposal
+
+    def __str__(self) -> str:
+        return page(self.prospects, self.traffic, self.plan, self.proposal)
+
+    def values(self) -> dict[str, object]:
+        """Return it as JSON values; a gain that no test detects is null."""
+        found = [asdict(prospect) for prospect in self.prospects]
+        for prospect in found:
+            prospect["smallest"] = {name: gain if math.isfinite(gain) else None for name, gain in prospect["smallest"].items()}
+        return {
+            "users": self.traffic.users,
+            "requests_per_day": self.traffic.per_day,
+            "acceptance": self.traffic.mean("accepted", "shown"),
+            "prospects": found,
+            "next": {"reason": self.proposal.reason, "experiment": self.proposal.settings.model_dump(mode="json")},
+        }
+
+
+def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> Outlook:
     """Return what the team can find out from the traffic of the last `days`, and the next test.
 
     Raises:
@@ -344,4 +370,4 @@ def report(store: ObjectStore, settings: Settings, now: float, days: float) -> s
     if not traffic.sums["judged"].sum():
         raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
     proposal = propose(traffic, settings.experiment, settings.collect)
-    return page(prospects(traffic, plan), traffic, plan, proposal)
+    return Outlook(prospects(traffic, plan), traffic, plan, proposal)

@@ -14,23 +14,31 @@ from tasks.experiments.moves.succession import PREFIX
 KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
 
 
-def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> Iterator[str]:
-    """Yield a line for each of the last moves and looks, oldest first.
+Entry = Move | Look | ExperimentRecord
+"""A move, a look, or the record of an anchor or of a comparison with one."""
 
-    At most `count` lines, of one experiment or of all (empty), and without looks or with them. Anchors are listed in any case.
+
+def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> Iterator[str]:
+    """Yield a line for each of the last moves and looks, oldest first (`entries`)."""
+    for entry in entries(store, count, experiment, looks=looks):
+        yield line(entry) if isinstance(entry, Move) else look_line(entry) if isinstance(entry, Look) else anchor_line(entry)
+
+
+def entries(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> list[Entry]:
+    """Return the last moves and looks, oldest first.
+
+    At most `count`, of one experiment or of all (empty), and without looks or with them. Anchors are listed in any case.
     """
     moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
-    dated = [(move.time, 0, move.number, line(move)) for move in islice(moves, count)]
+    dated: list[tuple[float, int, int, Entry]] = [(move.time, 0, move.number, move) for move in islice(moves, count)]
     since = dated[-1][0] if len(dated) == count else 0.0
     names = [experiment] if experiment else ids(store, "experiments")
     for name in names if looks else ():
-        dated += [(look.time, 1, look.number, look_line(look)) for look in _last(store, name, count, since)]
+        dated += [(look.time, 1, look.number, look) for look in _last(store, name, count, since)]
     dated += [
-        (record.started, 0, 0, anchor_line(record))
-        for record in anchors(store)
-        if experiment in ("", record.id) and record.started >= since
+        (record.started, 0, 0, record) for record in anchors(store) if experiment in ("", record.id) and record.started >= since
     ]
-    yield from (text for *_, text in sorted(dated)[-count:])
+    return [entry for *_, entry in sorted(dated, key=lambda each: each[:3])[-count:]]
 
 
 def line(move: Move) -> str:

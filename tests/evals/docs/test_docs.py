@@ -21,7 +21,7 @@ from evals.docs.site import describe
 from infra import cli
 from infra.model.fim import FORMATS, REFUSED
 from infra.records import Completion, Feedback, Record, ShadowCopy
-from infra.settings import LOCAL, ROOT, Settings, load
+from infra.settings import DEMO, ROOT, Settings, load
 from serving.metrics import Metrics
 from tests.evals.docs.links import anchors, dead_links, links
 
@@ -35,7 +35,7 @@ FROM_ELSEWHERE = re.compile(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|h
 
 @pytest.fixture(scope="module")
 def app() -> dict[str, Any]:
-    return asyncio.run(describe(load(LOCAL, {})))
+    return asyncio.run(describe(load(DEMO, {})))
 
 
 @pytest.fixture(scope="module")

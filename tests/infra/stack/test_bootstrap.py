@@ -17,7 +17,7 @@ from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 from infra import cli
 from infra.cli import errors
 from infra.registry.client import Registry, RegistryError
-from infra.settings import LOCAL, PRODUCTION, ROOT, Settings, SettingsError, load
+from infra.settings import DEMO, PRODUCTION, ROOT, Settings, SettingsError, load
 from infra.stack import bootstrap, orchestration, pools, prefect_api, seed
 from infra.stack.prefect_api import DeployError
 from infra.storage.store import CHECKSUMS, ObjectStore, Refused
@@ -74,7 +74,7 @@ async def test_the_schema_refuses_a_misspelt_field() -> None:
         check_job(manifest, "0")
 
 
-@pytest.mark.parametrize("settings", [load(LOCAL, {}), load(PRODUCTION, {})], ids=["process", "kubernetes"])
+@pytest.mark.parametrize("settings", [load(DEMO, {}), load(PRODUCTION, {})], ids=["process", "kubernetes"])
 def test_a_run_may_choose_the_number_of_gpus_alone(settings: Settings) -> None:
     variables = pools.job_template(settings)["variables"]
     assert (set(variables["properties"]), variables["additionalProperties"]) == ({"gpus"}, False)
@@ -102,7 +102,7 @@ def test_a_wrong_job_configuration_is_an_error_that_names_it(text: str | None, e
 
 def test_a_kubernetes_pool_without_a_job_configuration_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"work_pool_type = 'kubernetes': job_configuration.*copy infra/settings/kube"):
-        load(LOCAL, {"TABLOOP_ORCHESTRATION__WORK_POOL_TYPE": "kubernetes"})
+        load(DEMO, {"TABLOOP_ORCHESTRATION__WORK_POOL_TYPE": "kubernetes"})
 
 
 @pytest.fixture(scope="module")

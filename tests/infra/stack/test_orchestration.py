@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from infra.settings import LOCAL, load
+from infra.settings import DEMO, load
 from infra.stack import pools, prefect_api
 
 
@@ -42,7 +42,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[LockedAtFirst
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         api = f"http://127.0.0.1:{listening.server_port}/api"
-        settings = load(LOCAL, {"TABLOOP_ORCHESTRATION__API": api})
+        settings = load(DEMO, {"TABLOOP_ORCHESTRATION__API": api})
         with prefect_api.connect(settings) as client:
             yield handler, client
         listening.shutdown()
@@ -69,5 +69,5 @@ def test_the_pool_is_asked_for_again_where_the_server_does_not_answer(
     handler, client = server
     monkeypatch.setattr(pools, "POOL_SECONDS", 0.2)
     handler.refusals, handler.silent_seconds = 0, 1.0
-    pools.ensure(load(LOCAL, {"TABLOOP_ORCHESTRATION__API": str(client.base_url).rstrip("/")}))
+    pools.ensure(load(DEMO, {"TABLOOP_ORCHESTRATION__API": str(client.base_url).rstrip("/")}))
     assert [json.loads(body)["type"] for body in handler.bodies] == ["process"] * 2

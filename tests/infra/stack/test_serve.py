@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from infra.http.authorization import basic
 from infra.http.connections import Deadlines
-from infra.settings import LOCAL, load
+from infra.settings import DEMO, load
 from infra.settings.schema import Limits
 from infra.stack import auth_proxy, secrets
 from infra.stack.parts import S3_REQUEST_TIME, parts
@@ -139,7 +139,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ObjectSt
     state, url = tmp_path_factory.mktemp("state"), f"http://127.0.0.1:{free_ports(1)[0]}"
     (state / "s3").mkdir()
     secrets.ensure(state)
-    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(state), "TABLOOP_STORE__ENDPOINT": url})
+    settings = load(DEMO, {"TABLOOP_STACK__STATE": str(state), "TABLOOP_STORE__ENDPOINT": url})
     part = parts(settings)["s3"]
     assert part.command.count(S3_REQUEST_TIME) == 2
     command = ["3s" if word == S3_REQUEST_TIME else word for word in part.command]

@@ -18,8 +18,8 @@ from pydantic import SecretStr
 
 from infra import cli
 from infra import settings as settings_
-from infra.settings import LOCAL, PRODUCTION, load
-from infra.stack import addresses, control, orchestration, pools, prefect_api, processes, secrets, try_it
+from infra.settings import DEMO, PRODUCTION, load
+from infra.stack import addresses, control, orchestration, pools, prefect_api, processes, secrets, started, try_it
 from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import State, Supervisor
@@ -45,7 +45,7 @@ def test_secrets_of_an_earlier_release_are_kept_and_completed(tmp_path: Path) ->
 
 def test_each_credential_is_handed_only_to_the_parts_that_need_it(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
-    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    settings = load(DEMO, {"TABLOOP_STACK__STATE": str(tmp_path)})
     every = tomllib.loads((tmp_path / "secrets.toml").read_text())
     values = {f"{section}.{name}": value for section, entries in every.items() for name, value in entries.items()}
     shared = " ".join(environment(settings, {}).values())
@@ -58,6 +58,7 @@ def test_each_credential_is_handed_only_to_the_parts_that_need_it(tmp_path: Path
     assert held == {
         "s3": keys,
         "mlflow": keys | {"registry.password"},
+        "postgresql": set(),
         "prefect": {"orchestration.auth_string"},
         "worker": {"registry.password", "orchestration.auth_string"},
         **{name: set() for name in ("engine-0", "engine-1", "evaluation", "serving")},  # they read the file
@@ -81,7 +82,7 @@ def test_a_shell_gets_the_credentials_of_prefect_and_mlflow(tmp_path: Path, caps
 
 def test_every_cache_profile_and_database_is_below_the_state_directory(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
-    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    settings = load(DEMO, {"TABLOOP_STACK__STATE": str(tmp_path)})
     variables = environment(settings, {"HOME": "/home/someone", "PATH": "/bin", "PREFECT_HOME": "/home/someone/.prefect"})
     assert not [name for name, value in variables.items() if "/home/someone" in value]
     assert variables["PREFECT_HOME"].startswith(str(tmp_path)) and variables["HOME"].startswith(str(tmp_path))
@@ -98,27 +99,29 @@ def test_a_socket_of_another_user_is_not_supervisord(tmp_path: Path, monkeypatch
 
 def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     secrets.ensure(tmp_path)
-    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    settings = load(DEMO, {"TABLOOP_STACK__STATE": str(tmp_path)})
     command_lines = " ".join(word for part in parts(settings).values() for word in part.command)
     values = [value for section in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in section.values()]
     assert len(values) == 10 and not [value for value in values if value in command_lines]
 
 
 def test_an_unresponsive_prefect_is_an_error_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load(LOCAL, {"TABLOOP_STACK__STATE": str(tmp_path)})
+    settings = load(DEMO, {"TABLOOP_STACK__STATE": str(tmp_path)})
     monkeypatch.setattr(orchestration, "READY_SECONDS", 0.01)
     with pytest.raises(prefect_api.DeployError, match=r"(?s)did not end within 0.01 s; .*next: `tabloop up` again"):
         orchestration.deploy(settings, environment(settings, dict(os.environ)))
 
 
 def test_only_parts_with_a_loopback_address_run_on_this_machine() -> None:
-    assert list(parts(load(LOCAL, {}))) == ["s3", "mlflow", "prefect", "worker", "engine-0", "engine-1", "evaluation", "serving"]
+    assert list(parts(load(DEMO, {}))) == [
+        *("s3", "mlflow", "postgresql", "prefect", "worker", "engine-0", "engine-1", "evaluation", "serving"),
+    ]
     assert not {"s3", "mlflow", "prefect", "worker"} & set(parts(load(PRODUCTION, {})))
 
 
 def test_a_server_that_already_runs_is_not_started() -> None:
     external = {"kind": "external", "url": "http://127.0.0.1:8000/v1", "model": "m"}
-    local_parts = parts(load(LOCAL, {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:18100", external])}))
+    local_parts = parts(load(DEMO, {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:18100", external])}))
     assert "engine-0" in local_parts and "engine-1" not in local_parts
 
 
@@ -266,7 +269,9 @@ def test_up_can_leave_the_schedules_paused(stack: Stack, pids_before_second_up: 
 @pytest.mark.stack
 def test_up_with_changed_settings_is_refused_while_the_stack_runs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLOOP_SERVING__SAMPLING__TEMPERATURE", "0.5")
-    with pytest.raises(control.StackError, match=r"changed: serving\); `tabloop down`"):
+    with pytest.raises(
+        started.OtherSettings, match=r"serving.sampling.temperature: 0.1 -> 0.5 \(restart: serving\)\n.*tabloop restart"
+    ):
         control.up()
 
 
@@ -286,7 +291,7 @@ def test_try_it_explains_a_refused_token(stack: Stack) -> None:
     assert "the token was refused" in lines[-1] and "tabloop up" in lines[-1]
 
 
-KILLED_PARTS = ("s3", "mlflow", "prefect", "worker", "engine-1", "serving")
+KILLED_PARTS = ("s3", "mlflow", "postgresql", "prefect", "worker", "engine-1", "serving")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from infra.identity import user_hash
-from infra.settings import LOCAL, PRODUCTION, load
+from infra.settings import DEMO, PRODUCTION, load
 from infra.settings.schema import Serving
 from serving.access import Access, Denied
 from serving.access.credentials import RateLimiter
@@ -133,7 +133,7 @@ async def test_a_token_of_simulated_developers_opens_nothing_in_production(tmp_p
     (tmp_path / "tokens.toml").write_text("")
     environment = {"TABLOOP_SERVING__TOKEN": EDITOR, "TABLOOP_SERVING__USER_SECRET": "salt", "TABLOOP_STACK__STATE": "/nowhere"}
     environment |= {"TABLOOP_SERVING__SIMULATION_TOKEN": SIMULATION, "TABLOOP_SERVING__TOKEN_FILE": str(tmp_path / "tokens.toml")}
-    for file, opens in ((PRODUCTION, False), (LOCAL, True)):
+    for file, opens in ((PRODUCTION, False), (DEMO, True)):
         access = Access(load(file, environment).serving)
         if opens:
             assert "users" in (await access.check({"api-key": SIMULATION}, "complete")).roles

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 from valkey.asyncio import Valkey
 
-from infra.settings import LOCAL, SettingsError, load
+from infra.settings import DEMO, SettingsError, load
 from infra.settings.schema import Serving
 from serving.access import Access, Denied, shared_rates
 from serving.access.shared_rates import RETRY_SECONDS, TIMEOUT_SECONDS, SharedRates
@@ -329,7 +329,7 @@ async def test_a_wrong_password_is_reported_without_it(tmp_path: Path, caplog: p
 )
 def test_a_wrong_address_is_refused_without_its_password(address: str) -> None:
     with pytest.raises(SettingsError, match=r"serving\.valkey = \(hidden\): .*expected valkey://HOST:PORT") as refused:
-        load(LOCAL, {"TABLOOP_SERVING__VALKEY": address})
+        load(DEMO, {"TABLOOP_SERVING__VALKEY": address})
     assert PASSWORD not in str(refused.value)
     with pytest.raises(ValidationError):
         Serving(valkey=address)
@@ -338,5 +338,5 @@ def test_a_wrong_address_is_refused_without_its_password(address: str) -> None:
 @pytest.mark.parametrize("scheme", ["valkey", "valkeys", "redis", "rediss"])
 @pytest.mark.parametrize("rest", ["host:6379", ":p%40ss@127.0.0.1:1/0", "user:pass@[::1]:65535", "valkey.tabloop.svc:6379/15"])
 def test_addresses_of_both_servers_with_and_without_tls_are_taken(scheme: str, rest: str) -> None:
-    serving = load(LOCAL, {"TABLOOP_SERVING__VALKEY": f"{scheme}://{rest}"}).serving
+    serving = load(DEMO, {"TABLOOP_SERVING__VALKEY": f"{scheme}://{rest}"}).serving
     assert serving.valkey and serving.valkey.get_secret_value() == f"{scheme}://{rest}" and rest not in repr(serving)

@@ -7,7 +7,7 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 
 from evals.docs.site import describe
-from infra.settings import LOCAL, load
+from infra.settings import DEMO, load
 from tests.serving.fakes import House
 from tests.serving.gateway.test_feedback import DATA, RLINF_BODY, continue_event
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, INFILL
@@ -30,7 +30,7 @@ WRONG: dict[str, Any] = {"prompt": 1, "outcome": "loved", "name": 3}
 
 
 async def test_the_documentation_is_made_from_what_is_served(house: House) -> None:
-    described = json.loads(json.dumps(await describe(load(LOCAL, {}))))
+    described = json.loads(json.dumps(await describe(load(DEMO, {}))))
     for number, port in enumerate(("completions", "feedback")):
         assert described[port] == await document(house, number)
 

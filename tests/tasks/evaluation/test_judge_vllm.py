@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from evals.bench.rigs.apps import plain_vllm
 from infra import settings as configuration
-from infra.settings import LOCAL
+from infra.settings import DEMO
 from infra.settings.evaluation import Judge
 from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.judge import Item, Scored, build
@@ -33,7 +33,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     state = processes.state_of(folder)
     (state / "logs").mkdir(parents=True)
     (folder / "template.jinja").write_text(TEMPLATE)
-    shipped = configuration.load(LOCAL, {})
+    shipped = configuration.load(DEMO, {})
     arguments = shipped.serving.engine_arguments | {
         "max_model_len": POSITIONS,
         "max_num_seqs": 8,

@@ -8,7 +8,7 @@ import pytest
 from evals.studies.judged import cycles
 from infra import settings as settings_
 from infra.records import Sample
-from infra.settings import LOCAL
+from infra.settings import DEMO
 from infra.storage.store import from_parquet
 from tasks.evaluation.judge import Failed, Item, Judgement, ReferenceJudge
 from tasks.evaluation.models.generation import Generator
@@ -21,8 +21,8 @@ PLACES = [
     Position("a.py", 0, "def add(a, b):\n    return ", "\n", "a + b"),
     Position("a.py", 0, "for i in range", ":\n    print(i)\n", "(10)"),
 ]
-GROUP = settings_.load(LOCAL, {}).model_copy(
-    update={"reward": settings_.load(LOCAL, {}).reward.model_copy(update={"estimator": "group"})}
+GROUP = settings_.load(DEMO, {}).model_copy(
+    update={"reward": settings_.load(DEMO, {}).reward.model_copy(update={"estimator": "group"})}
 )
 
 

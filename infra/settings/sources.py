@@ -1,0 +1,214 @@
+"""Where the values of settings come from: a TOML file and those that it extends, variables, and the stack's generated secrets.
+
+`tabloop up` remembers its file and its variables in the stack's state directory. Where the environment names no file, later
+commands and the stack's parts read these, so that a shell needs no export.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from infra.settings.schema import Settings, Stack
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = Path(__file__).parent
+TEAM, DEMO, PRODUCTION = (SHIPPED / f"{name}.toml" for name in ("team", "demo", "production"))
+PREFIX = "TABLOOP_"
+FILE_VARIABLE, STATE_VARIABLE = f"{PREFIX}SETTINGS", f"{PREFIX}STACK__STATE"
+SECRETS_NAME = "secrets.toml"
+REMEMBERED_NAME, ELSEWHERE_NAME = "started_with.json", "elsewhere.json"
+"""In the state directory: what the stack was started with; in the default state directory: the state directory of a stack whose
+file names another one, while it runs."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOCAL_SERVERS = {"store": "endpoint", "registry": "uri", "orchestration": "api"}
+"""Sections whose generated credentials belong to a server on this machine, each with the setting of its address."""
+GENERATED = "generated"
+"""Origin of a generated secret."""
+
+Keys = tuple[str | int, ...]
+"""The keys of a value, from the outermost table on."""
+
+
+class SettingsError(ValueError):
+    """A settings file or variable is invalid; the message names each field, its value and what was expected."""
+
+
+@dataclass(frozen=True)
+class StartedWith:
+    """What a stack was started with."""
+
+    file: Path
+    """The settings file."""
+    variables: Mapping[str, str]
+    """The variables TABLOOP_..., but for TABLOOP_SETTINGS."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The values of all places, before they are validated."""
+
+    file: Path
+    """The settings file."""
+    values: dict[str, Any]
+    origins: Mapping[Keys, str]
+    """The file, or the variable, that gave each value; GENERATED for a secret of the stack."""
+
+
+def path(value: Path) -> Path:
+    """Return a path of the settings as an absolute path; relative ones start at the repository."""
+    return value if value.is_absolute() else ROOT / value
+
+
+def gather(file: Path | None, environment: Mapping[str, str]) -> Gathered:
+    """Return the values of a file, of the variables over it, and of the generated secrets where no value is set.
+
+    Without a file it is that of $TABLOOP_SETTINGS, else the one that the stack was started with, else team.toml. The remembered
+    variables count only with the remembered file, and those of the environment override them.
+
+    Raises:
+        SettingsError: a file is missing or not TOML, or a variable's value cannot be read.
+    """
+    started = started_with(file, environment)
+    values, found = _read(started.file)
+    origins: dict[Keys, str] = dict(found)
+    for name, value in started.variables.items():
+        keys = name.removeprefix(PREFIX).lower().split("__")
+        _set(values, keys, value, name)
+        origins[tuple(keys)] = name if environment.get(name) == value else f"{name}, remembered by `tabloop up`"
+    for keys in _fill_secrets(values):
+        origins[keys] = GENERATED
+    return Gathered(started.file, values, origins)
+
+
+def started_with(file: Path | None, environment: Mapping[str, str]) -> StartedWith:
+    """Return the file and the variables that hold for an environment (`gather`). Raises SettingsError."""
+    given = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name != FILE_VARIABLE}
+    if file or FILE_VARIABLE in environment:
+        return StartedWith(file or named(environment[FILE_VARIABLE]), given)
+    before = remembered(_state(environment))
+    return StartedWith(before.file, {**before.variables, **given}) if before else StartedWith(TEAM, given)
+
+
+def named(file: str) -> Path:
+    """Return a settings file by its path, or by its name in infra/settings, with or without the ending."""
+    if not (given := Path(file)).is_file():
+        for name in (file, f"{file}.toml"):
+            if "/" not in name and (SHIPPED / name).is_file():
+                return SHIPPED / name
+    return given
+
+
+def remembered(state: Path) -> StartedWith | None:
+    """Return what the stack of a state directory was started with; None where none was started. Raises SettingsError."""
+    file = state / REMEMBERED_NAME
+    try:
+        found = json.loads(file.read_text())
+        return StartedWith(Path(found["file"]), dict(found["variables"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"{file}: expected what `tabloop up` wrote: {error}; remove it, then `tabloop up --settings FILE`"
+        ) from None
+
+
+def _state(environment: Mapping[str, str]) -> Path:
+    """Return the state directory of the stack that an environment means."""
+    if STATE_VARIABLE in environment:
+        return path(Path(environment[STATE_VARIABLE]))
+    default = path(Stack().state)
+    try:
+        return Path(json.loads((default / ELSEWHERE_NAME).read_text())["state"])
+    except FileNotFoundError:
+        return default
+
+
+def _read(file: Path, extended_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[Keys, str]]:
+    """Return the values of a file and of those that it extends, and the file of each value."""
+    if file.resolve() in [other.resolve() for other in extended_by]:
+        chain = " -> ".join(map(str, (*extended_by, file)))
+        raise SettingsError(f"{file}: extends itself: {chain}; remove one `extends`")
+    try:
+        values = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise SettingsError(
+            f"{file}: no settings file can be read there ({error.strerror}); name one that exists: `tabloop up --settings FILE`, "
+            f"or {FILE_VARIABLE}"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: not TOML: {error}") from None
+    base = values.pop("extends", None)
+    origins: dict[Keys, str] = dict.fromkeys(leaves(values), str(file))
+    if base is None:
+        return values, origins
+    below, earlier = _read(_extended(file, base), (*extended_by, file))
+    return _merged(below, values), earlier | origins
+
+
+def _extended(file: Path, base: object) -> Path:
+    """Return the file that another one extends."""
+    for folder in (file.parent, SHIPPED):
+        if isinstance(base, str) and (found := folder / base).is_file():
+            return found
+    shipped = ", ".join(sorted(path.name for path in SHIPPED.glob("*.toml")))
+    raise SettingsError(f"{file}: extends = {base!r}: expected a path relative to {file.parent}, or one of {shipped}")
+
+
+def leaves(values: Mapping[str, Any], keys: Keys = ()) -> Iterator[Keys]:
+    """Yield the keys of every value that is no table."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*keys, key))
+        else:
+            yield (*keys, key)
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the values of another one over its own."""
+    both = {name for name, value in above.items() if isinstance(value, dict) and isinstance(below.get(name), dict)}
+    return below | {name: _merged(below[name], value) if name in both else value for name, value in above.items()}
+
+
+def _set(values: dict[str, Any], keys: list[str], text: str, name: str) -> None:
+    """Set the value of a variable: lists, tables and null are JSON; the field's own type parses any other text."""
+    for number, key in enumerate(keys[:-1], 1):
+        inner = values.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise SettingsError(f"{name}: {'.'.join(keys[:number])} is a setting, and no section; expected {PREFIX}SECTION__NAME")
+        values = inner
+    try:
+        values[keys[-1]] = json.loads(text) if text[:1] in ("[", "{") or text == "null" else text
+    except ValueError as error:
+        raise SettingsError(
+            f"{name}: a value that begins with {text[0]} is JSON, and this one is not: {error}; write texts in it in double "
+            f"""quotes: {name}='["a", "b"]'"""
+        ) from None
+
+
+def _fill_secrets(values: dict[str, Any]) -> Iterator[Keys]:
+    """Fill in the generated keys and tokens of the local stack (infra/stack/secrets.py) where none is set; yield their keys."""
+    state = Path(values.get("stack", {}).get("state", Stack().state))
+    secrets = path(state) / SECRETS_NAME
+    if not secrets.exists():
+        return
+    for section, entries in tomllib.loads(secrets.read_text()).items():
+        given = values.get(section, {})
+        if (name := LOCAL_SERVERS.get(section)) and not _local(given.get(name, getattr(getattr(Settings(), section), name))):
+            continue  # another server gets no credential of the local one
+        values[section] = {**entries, **given}
+        yield from ((section, key) for key in entries if key not in given)
+
+
+def _local(address: str | None) -> bool:
+    """Return whether an address is on this machine."""
+    return urlsplit(address or "").hostname in LOOPBACK
+
+
+def environment_of_parts(given: Mapping[str, str], state: Path) -> dict[str, str]:
+    """Return an environment in which settings are those that the stack of a state directory was started with."""
+    return {name: value for name, value in given.items() if not name.startswith(PREFIX)} | {STATE_VARIABLE: os.fspath(state)}

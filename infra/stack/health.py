@@ -1,0 +1,48 @@
+"""What hangs: the loop's signs (infra/storage/loop_runs.py) as a command on this machine sees them, and Prefect's answer."""
+
+import time
+
+import httpx
+
+from infra import settings as settings_
+from infra.http import authorization
+from infra.registry.client import NoAnswer
+from infra.settings import Settings
+from infra.storage import loop_runs
+from infra.storage.loop_runs import Sign
+from infra.storage.store import ObjectStore, Refused, Unreachable
+
+SLOW_SECONDS, PREFECT_SECONDS = 2.0, 10.0
+"""An answer of Prefect's server after this time is slow; after that time there is none."""
+
+
+def signs(settings: Settings, now: float) -> list[Sign]:
+    """Return the signs of the loop: Prefect, watch, cycle, schedules, spool. Servers that do not answer are signs too."""
+    prefect, schedules = _prefect(settings)
+    backlog = loop_runs.backlog(settings_.path(settings.serving.spool), now)
+    try:
+        runs = loop_runs.read(ObjectStore.connect(settings.store))
+    except (Unreachable, Refused, NoAnswer) as error:
+        return [prefect, Sign("store", str(error).partition("\n")[0], False)]
+    return [prefect, *loop_runs.signs(runs, now, backlog, schedules)]
+
+
+def _prefect(settings: Settings) -> tuple[Sign, dict[str, bool] | None]:
+    """Return how Prefect's server answers, and which schedules are on; None without an answer."""
+    orchestration, began = settings.orchestration, time.monotonic()
+    try:
+        found = httpx.post(
+            f"{orchestration.api}/deployments/filter",
+            json={},
+            headers=authorization.of_prefect(orchestration),
+            timeout=PREFECT_SECONDS,
+        ).raise_for_status()
+    except httpx.HTTPError as error:
+        return Sign("prefect", f"no answer: {error or type(error).__name__}", False), None
+    seconds = time.monotonic() - began
+    on = {
+        each["name"]: not each["paused"] and any(schedule["active"] for schedule in each["schedules"])
+        for each in found.json()
+        if each["schedules"]
+    }
+    return Sign("prefect", f"answers in {seconds:.2f} s", seconds < SLOW_SECONDS), on

@@ -1,0 +1,64 @@
+"""Notes of the loop's newest runs in the object store (infra/storage/loop_runs.py)."""
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+from prefect.states import State
+
+from infra.records import CycleOutcome, LoopFlow, LoopRun
+from infra.storage import loop_runs
+from tasks.steps import context as contexts
+from tasks.steps.step import attempt_to_show
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=State | CycleOutcome)
+
+
+def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator of a flow's function that notes the begin and the end of each run; a note that fails stops nothing."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+            begun = LoopRun(flow=flow, began=time.time(), run=flow_run.id or "", schedules=_schedules(flow))
+            _write(begun)
+            try:
+                result = function(*arguments, **keywords)
+            except Exception as error:
+                _write(_ended(begun, "Failed", str(error)))
+                raise
+            state = (result.name, result.message) if isinstance(result, State) else (result.result, result.reason)
+            _write(_ended(begun, *state))
+            return result
+
+        return run
+
+    return decorate
+
+
+def _ended(run: LoopRun, state: str | None, message: str | None) -> LoopRun:
+    return run.model_copy(update={"ended": time.time(), "state": state or "", "message": message or ""})
+
+
+def _write(run: LoopRun) -> None:
+    attempt_to_show("note of the run", lambda: loop_runs.write(contexts.load().store, run))
+
+
+def _schedules(flow: LoopFlow) -> dict[str, bool]:
+    """Return whether each deployment's schedule is on, for the flow `experiment` alone; empty where Prefect does not say."""
+    found: dict[str, bool] = {}
+    if flow != "experiment" or not flow_run.id:
+        return found
+
+    def ask() -> None:
+        with get_client(sync_client=True) as client:
+            for deployment in client.read_deployments():
+                if deployment.schedules:
+                    found[deployment.name] = not deployment.paused and any(each.active for each in deployment.schedules)
+
+    attempt_to_show("schedules", ask)
+    return found
