@@ -146,7 +146,7 @@ def test_a_command_without_servers_succeeds(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.stack
 @pytest.mark.timeout(1200)
-@pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")
+@pytest.mark.timing(reason="Prefect's server answers late on a busy machine")
 async def test_commands_with_the_stack_succeed(stack: Stack, tmp_path: Path) -> None:
     values = addresses_and_token(stack.settings) | new_versions(stack)
     async with Orchestration(stack.settings.orchestration) as prefect:

@@ -21,7 +21,7 @@ from tests import documented, production
 from tests.production import Production
 from tests.stack import open_to_others
 
-pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")]
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="Prefect's server answers late on a busy machine")]
 LABELS = 80
 
 

@@ -12,7 +12,7 @@ from infra.http import authorization
 from infra.settings.schema import Orchestration as OrchestrationSettings
 
 TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0
-"""Prefect's SQLite can delay an answer by a minute; a killed server is up again within half a minute."""
+"""A killed server is up again within half a minute; on a busy machine an answer takes seconds."""
 
 
 @dataclass(frozen=True)

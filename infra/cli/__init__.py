@@ -11,6 +11,16 @@ __all__ = ["app", "main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (infra/cli/errors.py); by default the process's own arguments."""
+    code = _run(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        errors.discard_output()
+        return errors.READER_GONE
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=arguments, prog_name="tabloop")
     except SystemExit as ended:
@@ -18,9 +28,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"tabloop: {ended.code}", file=sys.stderr)
             return errors.NO
         return ended.code or errors.DONE
-    finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            errors.discard_output()
     return errors.DONE

@@ -159,8 +159,9 @@ def bootstrap() -> None:
     from infra import settings
     from infra.stack import bootstrap as steps
 
+    loaded = settings.load()
     try:
-        for line in steps.run(settings.load()):
+        for line in steps.run(loaded):
             print(line, flush=True)
     except steps.USERS_ERRORS as error:
         code = errors.code_of(error) or errors.NO

@@ -14,7 +14,7 @@ from infra.stack.prefect_api import DeployError, connect
 
 DECLARATION = ROOT / "prefect.yaml"
 READY_SECONDS = 300.0
-"""Seconds for a command that talks to Prefect's server, whose SQLite answers late on a busy machine."""
+"""Seconds for a command that talks to Prefect's server, which answers late on a busy machine."""
 
 
 def end_dead_runs(settings: Settings) -> int:
@@ -71,7 +71,7 @@ def deploy(settings: Settings, environment: dict[str, str], again: str = "tabloo
     The environment has addresses and credentials (parts.client_environment); `again` is the command that errors name.
 
     Raises:
-        DeployError: Prefect refused it, or did not finish in time: on SQLite its server can block itself.
+        DeployError: Prefect refused it, or did not finish in time.
     """
     _run(["prefect", "--no-prompt", "deploy", "--all"], settings, environment, again)
     with connect(settings) as http:

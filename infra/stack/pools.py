@@ -11,8 +11,6 @@ from infra.stack import prefect_api
 from infra.stack.prefect_api import DeployError
 
 Change = Literal["made", "changed", "unchanged"]
-POOL_SECONDS = 30.0
-"""How long Prefect's server may take to make the work pool; it takes less than one."""
 PLACEHOLDER = "{{ gpus }}"
 
 
@@ -62,30 +60,18 @@ def _job_configuration(settings: Settings) -> dict[str, Any]:
 def ensure(settings: Settings) -> Change:
     """Make the work pool, or give it the settings' job template; over HTTP, since Prefect's command takes 4 s to import.
 
-    On SQLite the server may block itself while it starts and never answer a request, so the request is sent again.
-
     Raises:
         DeployError: the pool exists with another type, or the job configuration is wrong.
     """
     template = job_template(settings)
-    for attempt in range(1, prefect_api.ATTEMPTS + 1):
-        try:
-            return _ensure(settings, template)
-        except httpx.ReadTimeout:
-            if attempt == prefect_api.ATTEMPTS:
-                raise
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _ensure(settings: Settings, template: dict[str, Any]) -> Change:
     pool, kind = settings.orchestration.work_pool, settings.orchestration.work_pool_type
     with prefect_api.connect(settings) as http:
         body = {"name": pool, "type": kind, "base_job_template": template}
-        response = http.post("work_pools/", json=body, timeout=POOL_SECONDS)
+        response = http.post("work_pools/", json=body)
         if response.status_code != httpx.codes.CONFLICT:
             response.raise_for_status()
             return "made"
-        found = http.get(f"work_pools/{pool}", timeout=POOL_SECONDS).raise_for_status().json()
+        found = http.get(f"work_pools/{pool}").raise_for_status().json()
         if found["type"] != kind:
             raise DeployError(
                 f"orchestration.work_pool_type = {kind!r}: the work pool {pool!r} exists with the type {found['type']!r}; name "
@@ -93,5 +79,5 @@ def _ensure(settings: Settings, template: dict[str, Any]) -> Change:
             )
         if found["base_job_template"] == template:
             return "unchanged"
-        http.patch(f"work_pools/{pool}", json={"base_job_template": template}, timeout=POOL_SECONDS).raise_for_status()
+        http.patch(f"work_pools/{pool}", json={"base_job_template": template}).raise_for_status()
         return "changed"

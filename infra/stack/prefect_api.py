@@ -1,14 +1,11 @@
 """A client of Prefect's API, and what its errors mean for the settings."""
 
 import re
-import time
 
 import httpx
 
 from infra.http import authorization
 from infra.settings import Settings, masked
-
-ATTEMPTS = 5
 
 
 class DeployError(RuntimeError):
@@ -19,25 +16,11 @@ class NoAnswer(DeployError):
     """Prefect's server does not answer."""
 
 
-class PatientTransport(httpx.HTTPTransport):
-    """Sends a request again while the server's SQLite database is locked, which it answers with HTTP 503."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request."""
-        for attempt in range(1, ATTEMPTS):
-            response = super().handle_request(request)
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return response
-            response.close()
-            time.sleep(attempt)
-        return super().handle_request(request)
-
-
 def connect(settings: Settings) -> httpx.Client:
-    """Return a client of Prefect's API with its credential; it waits for a locked database."""
+    """Return a client of Prefect's API with its credential."""
     orchestration = settings.orchestration
     headers = authorization.of_prefect(orchestration)
-    return httpx.Client(base_url=orchestration.api, headers=headers, timeout=60, transport=PatientTransport())
+    return httpx.Client(base_url=orchestration.api, headers=headers, timeout=60)
 
 
 def explained(settings: Settings, error: httpx.HTTPError) -> DeployError:

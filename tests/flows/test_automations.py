@@ -20,7 +20,7 @@ from infra.stack.parts import UNUSED_SERVICES, parts, unused_services
 from infra.stack.supervision import Supervisor
 from tests.flows.conftest import World
 
-pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")]
+pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="Prefect's server answers late on a busy machine")]
 
 
 class Webhook(http.server.BaseHTTPRequestHandler):

@@ -95,7 +95,7 @@ def wait_for(condition: Callable[[], bool], seconds: float, details: Callable[[]
 
 
 @pytest.mark.stack
-@pytest.mark.timing(reason="Prefect's server on SQLite answers late on a busy machine")
+@pytest.mark.timing(reason="Prefect's server answers late on a busy machine")
 def test_a_run_cancelled_through_the_api_ends_as_cancelled_with_its_trainer(
     orchestrated: Stack, folder: Path, api: SyncPrefectClient
 ) -> None:

@@ -1,5 +1,6 @@
 """The console command: quick help, documented exit codes, and errors in one line with the next command."""
 
+import json
 import os
 import resource
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -76,7 +78,7 @@ def test_the_classes_of_errors_exist() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "no such settings file"),
+        (None, "no settings file can be read there"),
         ("[serving\n", "not TOML"),
         ("[serving]\nportt = 1\n", "serving.portt"),
         ("[serving]\nport = 'eighty'\n", "serving.port"),
@@ -89,7 +91,7 @@ def test_wrong_settings_are_named_in_a_line_with_the_next_command(
     if text is not None:
         file.write_text(text)
     monkeypatch.setenv("TABLOOP_SETTINGS", str(file))
-    assert cli.main(["settings"]) == errors.WRONG_USE
+    assert cli.main(["settings", "show"]) == errors.WRONG_USE
     error = capsys.readouterr().err
     assert said in error and "team.toml" in error and "next: " in error and "Traceback" not in error
 
@@ -100,15 +102,91 @@ def test_wrong_usage_is_refused_with_the_help(arguments: list[str], capsys: pyte
     assert "Usage: tabloop" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["history"], ["promote", "3"], ["rollback"], ["explain", "1"]])
+def all_commands(group: Any = None, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command, those of inner groups too."""
+    for name, each in getattr(group or typer.main.get_command(cli.app), "commands", {}).items():
+        inner = list(all_commands(each, (*before, name))) if getattr(each, "commands", None) else []
+        yield from inner or [(*before, name)]
+
+
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **{"hash": ("ada",), "token": ("ada",), "exec": ("true",), "logs": ("serving",), "explain": ("1",), "forget": ("ada",)},
+    **{"recompute": ("a-test",), "export": ("a-test",), "requests": ("--user", "ada"), "compare": ("1", "2")},
+    **{"evaluate": ("infra/base_model",), "settings explain": ("serving.port",)},
+}
+"""The arguments that a command cannot do without."""
+READ_NO_SETTINGS = ("version", "token", "memory", "base train", "base tune", "study judged")
+"""Commands without settings; a study of judges reads those of another section too, and tunes only a base model that exists."""
+
+
+def with_arguments(command: tuple[str, ...]) -> list[str]:
+    return [*command, *ARGUMENTS.get(" ".join(command), ())]
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in all_commands() if " ".join(command) not in READ_NO_SETTINGS], ids=" ".join
+)
+def test_a_misspelt_setting_is_named_with_the_right_one_by_every_command(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.toml").write_text('extends = "team.toml"\n[serving.sampling]\ntemprature = 1\n')
+    monkeypatch.setenv("TABLOOP_SETTINGS", str(tmp_path / "own.toml"))
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    assert cli.main(with_arguments(command)) == errors.WRONG_USE
+    error = capsys.readouterr().err
+    assert "did you mean serving.sampling.temperature" in error and "Traceback" not in error and len(error.splitlines()) == 1
+
+
+OFFLINE = (
+    *("history", "promote", "rollback", "reject", "explain", "plan", "requests", "forget", "loop pause", "loop resume", "cycle"),
+    *("retention", "compaction", "recompute", "export", "bootstrap"),
+)
+"""Commands that ask a server; `status` and `try` say in their own words that it does not answer."""
+
+
+@pytest.mark.parametrize("command", OFFLINE)
 def test_a_server_that_does_not_answer_is_named(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("STORE__ENDPOINT", "REGISTRY__URI", "ORCHESTRATION__API"):
         monkeypatch.setenv(f"TABLOOP_{name}", "http://127.0.0.1:9" + ("/api" if name.startswith("ORCH") else ""))
-    for name in ("ACCESS_KEY", "SECRET_KEY"):
-        monkeypatch.setenv(f"TABLOOP_STORE__{name}", "a-key")
+    for name in ("STORE__ACCESS_KEY", "STORE__SECRET_KEY", "SERVING__USER_SECRET"):
+        monkeypatch.setenv(f"TABLOOP_{name}", "a-key")
     monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
-    assert cli.main(arguments) == errors.NOT_READY
+    assert cli.main(with_arguments(tuple(command.split()))) == errors.NOT_READY
     error = capsys.readouterr().err
     assert "127.0.0.1:9" in error and "tabloop" in error and "Traceback" not in error
+
+
+def test_a_reader_that_goes_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [sys.executable, "-m", "infra.cli", "settings", "show", "--all"]
+    ended = subprocess.run(arguments, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (errors.READER_GONE, "")
+
+
+def test_a_setting_is_explained_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.toml").write_text('extends = "team.toml"\n[train]\nepochs = 3\n')
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--settings", "own.toml", "settings", "explain", "train.epochs"]) == errors.DONE
+    said = capsys.readouterr().out
+    assert "train.epochs = 3" in said and "from      own.toml" in said and "without a restart" in said
+    assert cli.main(["--settings", "own.toml", "settings", "diff", "team", "--json"]) == errors.NO
+    (changed,) = json.loads(capsys.readouterr().out)
+    assert (changed["key"], changed["in force"], changed["holds"]) == ("train.epochs", 3, "next run")
+    assert cli.main(["settings", "diff", "team.toml"]) == errors.NO, "the file of --settings still holds in this process"
+
+
+def test_an_unknown_setting_is_answered_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["settings", "explain", "train.epoch"]) == errors.WRONG_USE
+    assert "did you mean train.epochs?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["ada", "--project", "shop"]])
+def test_forget_asks_for_one_subject(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["forget", *arguments]) == errors.WRONG_USE
+    assert "expected one of NAME, --user HASH and --project PROJECT" in capsys.readouterr().err
