@@ -27,11 +27,13 @@ WITHOUT_SERVERS = (
     r"tabloop sets",
     r"tabloop memory --model infra/base_model .*",
     r"tabloop (hash|token) .*",
+    r"tabloop settings show",
 )
 """Commands that need no server."""
 WITH_STACK = (
     r"make (status|try|promote|rollback)",
     r"tabloop (status|try|history|plan|bootstrap|automations|retention)",
+    r"tabloop (requests --user NAME|settings diff)",
     r"tabloop explain (VERSION|ID)",
     r"tabloop (export|recompute) ID",
     r"tabloop promote (2|3( --dry-run)?)",
@@ -47,9 +49,8 @@ FIRST, LAST = r".* --dry-run", r"tabloop exec prefect deployment run .*"
 NOT_RUN = {
     r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
     r"make (test|coverage).*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
-    r"make (up|down)|(TABLOOP_\S+ )?tabloop (up|down|restart)( [\w.]+)?|tabloop down && tabloop up": (
-        "tests/infra/stack starts and stops parts"
-    ),
+    r"make (up|down)|tabloop (up|down|restart)( --settings [\w.]+)?( [\w.]+)?": "tests/infra/stack starts and stops parts",
+    r"tabloop (logs PART|settings explain KEY|cycle --watch|version|--settings FILE COMMAND)": "tests/infra runs the parts",
     r"tabloop down && rm -rf var": "removes the data of the local stack",
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",
     r"(make|tabloop) (demo|base|bench)( .*)?|make check": "takes minutes; tests/evals and the trainer's tests run the parts",
@@ -57,7 +58,7 @@ NOT_RUN = {
     r"tabloop reject.*": "needs a running A/B test; tests/tasks/experiments/test_pausing.py ends one",
     r"tabloop cycle": "trains; tests/flows runs the flow",
     r"tabloop (compare|evaluate|developers) (?!--help$).+": "takes minutes; tests/evals and tests/tasks/evaluation run the parts",
-    r"(TABLOOP_\S+ )?tabloop study .*": "takes minutes; tests/evals/studies runs the parts",
+    r"tabloop (--settings \S+ )?study .*": "takes minutes; tests/evals/studies runs the parts",
     r"tabloop screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
     r"tabloop (memory|exec( COMMAND\.\.\.)?|NAME --help)": "needs arguments; a full form is run",
     r"python -m tasks\.trainer\.(node|worker)": "serves until it is stopped; tests/tasks/trainer starts it",
@@ -74,11 +75,13 @@ PATTERNS = (*WITHOUT_SERVERS, *WITH_STACK, *NOT_RUN)
 PLACEHOLDERS = {"NAME": "ada", "HASH": "0" * 32, r"\bID\b": "cmpl-0", r"\bVERSION\b": "1", r"\bFILE\b": "tokens.json"}
 EXIT_CODES: Mapping[str, tuple[int, ...]] = {
     "tabloop explain ID": (1,),
+    "tabloop requests --user NAME": (1,),
     "tabloop plan": (0, 1),
     "tabloop recompute ID": (1,),
     "tabloop export ID": (1,),
 }
-"""Expected exit codes other than 0: no cycle has collected this request; nobody has sent requests to plan from; no such test."""
+"""Expected exit codes other than 0: no cycle has collected this request; nobody of this name has sent one; nobody at all has, to plan
+from; no such test."""
 
 COMMANDS = commands()
 

@@ -69,7 +69,8 @@ class Incomplete(KeyError):
 class ObjectStore:
     """A bucket of immutable objects: each has a unique key and is never overwritten with other bytes.
 
-    Only erasure and retention (tasks/upkeep/forget.py, tasks/upkeep/retention.py) rewrite or remove objects.
+    Only erasure and retention (tasks/upkeep/forget.py, tasks/upkeep/retention.py) rewrite or remove objects, and the notes of the
+    loop's newest runs are rewritten (infra/storage/loop_runs.py).
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, lock: Path | None = None, pause: float = 0.5) -> None:

@@ -14,6 +14,7 @@ from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined,
 from infra.registry.lineage import lineage
 from infra.settings.evaluation import MARGINS, UNSET
 from infra.settings.schema import Gate, Groups
+from infra.storage import loop_runs
 from infra.storage.store import sha256
 from tasks.evaluation.evaluate import EvaluationBroken
 from tasks.evaluation.models.engine import EngineAway
@@ -300,7 +301,21 @@ def test_a_window_of_too_few_users_waits_and_begins_nothing(labelled: World, mon
 def test_with_too_few_samples_no_cycle_starts(world: World) -> None:
     state = cycle(return_state=True)
     assert state.name == "TooFewSamples"
-    assert not world.store.objects
+    assert set(world.store.objects) == {loop_runs.key("cycle")}
+    noted = loop_runs.read(world.store)["cycle"]
+    assert (noted.state, noted.message, bool(noted.ended), bool(noted.run)) == ("TooFewSamples", state.message, True, True)
+
+
+def test_a_run_that_trains_notes_its_outcome(labelled: World) -> None:
+    cycle(return_state=True)
+    assert loop_runs.read(labelled.store)["cycle"].state == "registered"
+
+
+def test_a_run_that_fails_notes_its_error(world: World) -> None:
+    world.registry.aliases.clear()
+    assert cycle(return_state=True).is_failed()
+    noted = loop_runs.read(world.store)["cycle"]
+    assert noted.state == "Failed" and "no alias champion" in noted.message
 
 
 def test_no_cycle_starts_during_an_experiment(labelled: World) -> None:

@@ -9,6 +9,7 @@ from flows.experiment import experiment
 from infra import settings
 from infra.assignment import assigned_arm
 from infra.records import Verdict
+from infra.storage import loop_runs
 from infra.storage import moves as log
 from infra.storage.cycles import decision_of
 from tasks.experiments.moves import log as moves
@@ -45,6 +46,8 @@ def start_experiment(world: World, champion: float, challenger: float, planned: 
 
 def test_without_an_experiment_the_flow_ends_as_no_experiment(world: World) -> None:
     assert experiment(return_state=True).name == "NoExperiment"
+    noted = loop_runs.read(world.store)["experiment"]
+    assert (noted.state, noted.began <= noted.ended, noted.schedules) == ("NoExperiment", True, {})
 
 
 def test_a_better_challenger_is_promoted_once(world: World) -> None:

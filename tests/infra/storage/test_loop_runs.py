@@ -1,0 +1,100 @@
+"""The newest runs of the flows say whether the loop goes on."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from infra.records import LoopFlow, LoopRun
+from infra.storage import loop_runs
+from infra.storage.loop_runs import Sign, signs
+from tests.tasks.made import MemoryStore
+
+NOW = 1_800_000_000.0
+ON = {"experiment": True, "cycle": True, "retention": False}
+
+
+def run(flow: LoopFlow, ago: float, state: str = "", message: str = "", schedules: dict[str, bool] = ON) -> LoopRun:
+    """Return a run that ended some seconds ago, or that began then and runs, without a state."""
+    return LoopRun(
+        flow=flow, began=NOW - ago - 3, ended=NOW - ago if state else 0.0, state=state, message=message, schedules=schedules
+    )
+
+
+def said(*runs: LoopRun, **more: object) -> dict[str, Sign]:
+    found = signs({run.flow: run for run in runs}, NOW, **more)  # type: ignore[arg-type]  # two options of two types
+    return {sign.name: sign for sign in found}
+
+
+def test_the_newest_run_of_each_flow_replaces_the_one_before() -> None:
+    store = MemoryStore()
+    assert loop_runs.read(store) == {}
+    for each in (run("cycle", 60, "TooFewSamples"), run("cycle", 5, "registered"), run("experiment", 1, "Undecided")):
+        loop_runs.write(store, each)
+    assert {flow: found.state for flow, found in loop_runs.read(store).items()} == {
+        "cycle": "registered",
+        "experiment": "Undecided",
+    }
+    assert list(store.keys("")) == ["loop/cycle.json", "loop/experiment.json"]
+
+
+@pytest.mark.parametrize(
+    ("watch", "ok", "words"),
+    [
+        (run("experiment", 12, "Undecided", "512 requests"), True, "last run 12 s ago: Undecided: 512 requests"),
+        (run("experiment", 1_800, "Undecided"), False, "last run 30 min ago: Undecided; expected every 20 s"),
+        (run("experiment", 1_800, "Undecided", schedules={"experiment": False}), False, "its schedule is off in Prefect"),
+        (
+            run("experiment", 5, "Failed", "Unreachable: no answer\nmore"),
+            False,
+            "last run 5 s ago: Failed: Unreachable: no answer",
+        ),
+        (run("experiment", 5), True, "runs since 8 s"),
+        (run("experiment", 400), False, "not ended; expected every 20 s"),
+    ],
+)
+def test_a_watch_that_does_not_run_shows(watch: LoopRun, ok: bool, words: str) -> None:
+    sign = said(watch)["watch"]
+    assert sign.ok is ok and words in sign.text and "\n" not in sign.text
+
+
+@pytest.mark.parametrize(
+    ("cycle", "ok", "words"),
+    [
+        (run("cycle", 40, "TooFewSamples", "98 of 256"), True, "last run 40 s ago: TooFewSamples: 98 of 256"),
+        (run("cycle", 600, "TooFewSamples"), False, "last run 10 min ago: TooFewSamples; expected every 60 s"),
+        (run("cycle", 300), True, "runs since 5 min"),
+        (run("cycle", 40, "Failed", "no memory"), False, "Failed: no memory"),
+    ],
+)
+def test_a_cycle_says_why_none_trains(cycle: LoopRun, ok: bool, words: str) -> None:
+    sign = said(run("experiment", 5, "Undecided"), cycle)["cycle"]
+    assert sign.ok is ok and words in sign.text
+
+
+def test_a_pause_is_no_fault_of_the_cycle_and_names_the_command() -> None:
+    paused = {"experiment": True, "cycle": False}
+    found = said(run("experiment", 5, "NoExperiment", schedules=paused), run("cycle", 9_000, "TooFewSamples"))
+    assert found["cycle"].ok and "its schedule is off: `tabloop loop resume`" in found["cycle"].text
+    assert found["schedules"] == Sign("schedules", "off: cycle", True)
+
+
+def test_prefect_knows_the_schedules_better_than_the_last_run_of_the_watch() -> None:
+    found = said(run("experiment", 5, "Undecided"), schedules={"experiment": False, "cycle": True})
+    assert found["schedules"] == Sign("schedules", "off: experiment", False)
+
+
+def test_a_loop_that_never_ran_says_so() -> None:
+    assert not said()["watch"].ok and "never ran" in said()["watch"].text
+    assert "schedules" not in said(), "nobody knows"
+
+
+def test_events_that_wait_in_the_spool_show(tmp_path: Path) -> None:
+    assert loop_runs.backlog(tmp_path, NOW) == 0
+    for kind, ago in (("completions", 200), ("feedback", 20), ("bad", 9_000)):
+        (tmp_path / kind).mkdir()
+        stamp = datetime.fromtimestamp(NOW - ago, UTC).strftime("%Y%m%dT%H%M%S.%f")
+        (tmp_path / kind / f"{stamp}-0a1b2c3d.jsonl").write_text("{}\n")
+    assert loop_runs.backlog(tmp_path, NOW) == pytest.approx(200)
+    assert not said(backlog=200.0)["spool"].ok and "waits for 3 min" in said(backlog=200.0)["spool"].text
+    assert said(backlog=4.0)["spool"].ok and said(backlog=0.0)["spool"] == Sign("spool", "empty", True)
