@@ -80,7 +80,7 @@ EXIT_CODES: Mapping[str, tuple[int, ...]] = {
     "tabloop recompute ID": (1,),
     "tabloop export ID": (1,),
 }
-"""Expected exit codes other than 0: no cycle has collected this request; nobody of this name has sent one; nobody at all has, to plan
+"""Expected exit codes other than 0: no cycle has collected this request; nobody of this name has sent one; nobody has, to plan
 from; no such test."""
 
 COMMANDS = commands()

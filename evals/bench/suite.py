@@ -1,7 +1,7 @@
 """The benchmarks of `tabloop bench [--quick] [NAME...]`, which suite.toml lists.
 
-Those on the stack need `tabloop up` without a running A/B test, and pause the schedules meanwhile. Each figure is printed at
-once. One that fails is named, and the others run.
+Those on the stack need `tabloop up --settings demo` without a running A/B test, and pause the schedules meanwhile. Each figure is
+printed at once. One that fails is named, and the others run.
 """
 
 import asyncio

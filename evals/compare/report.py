@@ -1,6 +1,7 @@
 """A comparison as text for the terminal and as one self-contained HTML page."""
 
 import math
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,36 @@ from rich.table import Table
 
 from evals.compare.comparison import LEVEL, Comparison
 from tasks.evaluation.gate.paired import Difference
+
+
+def values(comparison: Comparison) -> dict[str, object]:
+    """Return a comparison as JSON values; a bound that is not known is null."""
+    measures = [
+        {
+            "measure": row.measure.name,
+            "models": {
+                name: {"mean": _bounds(cell.mean), "difference": _bounds(cell.difference) if cell.difference else None}
+                for name, cell in zip(comparison.models, row.cells, strict=True)
+            },
+        }
+        for row in comparison.rows
+    ]
+    verdicts = {name: {"verdict": result.verdict, "reason": result.reason} for name, result in comparison.verdicts.items()}
+    return {
+        "baseline": comparison.models[0],
+        "places": comparison.places,
+        "files": comparison.files,
+        "temperature": comparison.temperature,
+        "sets": dict(comparison.sets),
+        "measures": measures,
+        "verdicts": verdicts,
+        "examples": [asdict(example) for example in comparison.examples],
+    }
+
+
+def _bounds(found: Difference) -> dict[str, float | None]:
+    bounds = {"estimate": found.estimate, "low": found.low, "high": found.high}
+    return {name: value if math.isfinite(value) else None for name, value in bounds.items()}
 
 
 def show(comparison: Comparison, console: Console) -> None:

@@ -4,6 +4,8 @@ A model is a directory in Hugging Face layout, a version's number, `champion` or
 need the stack (`tabloop up`), and what was evaluated before is not generated again.
 """
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ class Options:
     examples: int = 3  # best and worst positions to show per model
     html: Path | None = None  # file to write the report to
     mlflow: bool = False  # whether the comparison is logged as a run in MLflow
+    as_json: bool = False  # whether JSON is printed in place of tables
 
 
 def score_with_progress(
@@ -71,11 +74,15 @@ def run(settings: Settings, names: Sequence[str], options: Options) -> None:
     scored = score_with_progress(models, sets, settings, store)
     places = [position_of(place) for one in sets for place in one.places]
     comparison = compare(scored, places, settings.evaluate.gate, options.examples)
-    report.show(comparison, Console())
+    if options.as_json:
+        print(json.dumps(report.values(comparison), indent=2, ensure_ascii=False))
+    else:
+        report.show(comparison, Console())
+    notes = sys.stderr if options.as_json else sys.stdout
     for reason in scored.untested:
-        print(reason)
+        print(reason, file=notes)
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(report.page(comparison))
     if options.mlflow:
-        print(f"MLflow: run {mlflow_run.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}")
+        print(f"MLflow: run {mlflow_run.log_run(settings.registry, comparison, scored)} at {settings.registry.uri}", file=notes)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from infra.cli import errors
-from infra.cli.app import MEASURE, app, command, make, use_demo_settings
+from infra.cli.app import MEASURE, Json, app, command, make, use_demo_settings
 
 Seed = Annotated[int, typer.Option(help="seed of all draws")]
 Users = Annotated[int, typer.Option(help="number of simulated developers")]
@@ -60,12 +60,13 @@ def compare(
     examples: Annotated[int, typer.Option(help="best and worst positions to show per model")] = 3,
     html: Annotated[Path | None, typer.Option(help="file to write the report to")] = None,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="log the comparison as a run in MLflow")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare models at the same held-out positions."""
     from evals.compare.run import Options, run
     from infra import settings
 
-    options = Options(sets or (), language or (), samples, seed, temperature, examples, html, mlflow)
+    options = Options(sets or (), language or (), samples, seed, temperature, examples, html, mlflow, as_json)
     with errors.expected(ValueError, code=errors.WRONG_USE):
         run(settings.load(), models, options)
 

@@ -61,6 +61,17 @@ def test_a_comparison_has_means_paired_differences_a_verdict_and_examples() -> N
     assert found.examples[0].change == -max(s.edit_similarity for s in scores()[1::2])
 
 
+def test_the_values_hold_the_same_figures_as_json() -> None:
+    comparison = compared()
+    found = json.loads(json.dumps(report.values(comparison), allow_nan=False))
+    assert [row["measure"] for row in found["measures"]] == [row.measure.name for row in comparison.rows]
+    for row, given in zip(found["measures"], comparison.rows, strict=True):
+        base, other = (row["models"][name] for name in comparison.models)
+        assert base["difference"] is None and base["mean"]["estimate"] == given.cells[0].mean.estimate
+        assert given.cells[1].difference and other["difference"]["estimate"] == given.cells[1].difference.estimate
+    assert found["verdicts"].keys() == comparison.verdicts.keys()
+
+
 def test_the_page_escapes_and_names_every_guardrail() -> None:
     page = report.page(compared())
     assert "&lt;b&gt;&amp;" in page and "<b>&<" not in page and "a &lt; b" in page
