@@ -77,11 +77,10 @@ def check(state: Path, settings: Settings, restarted: Effect | None = None) -> l
 def remember(state: Path, started: StartedWith) -> Iterator[None]:
     """Remember what a stack is started with; where the block fails, what was remembered before stays."""
     file, pointer = state / REMEMBERED_NAME, default_state() / ELSEWHERE_NAME
-    before = file.read_text() if file.exists() else None
+    before, pointed = file.read_text() if file.exists() else None, pointer.exists()
     value = {"file": str(started.file.resolve()), "variables": dict(started.variables)}
     files.write(file, json.dumps(value, indent=2) + "\n")
-    elsewhere = state != default_state() and STATE_VARIABLE not in os.environ
-    if elsewhere:
+    if state != default_state() and STATE_VARIABLE not in os.environ:
         files.write(pointer, json.dumps({"state": str(state)}) + "\n")
     try:
         yield
@@ -90,7 +89,7 @@ def remember(state: Path, started: StartedWith) -> Iterator[None]:
             file.unlink(missing_ok=True)
         else:
             files.write(file, before)
-        if elsewhere and before is None:
+        if not pointed:
             pointer.unlink(missing_ok=True)
         raise
 
