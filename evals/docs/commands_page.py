@@ -19,12 +19,12 @@ DECLARED = re.compile(r"(?:(\w+)\.)?(command|callback)\((?:[A-Z]+)?(?:, )?(?:'(\
 def page(root: Path) -> str:
     """Return the page in Markdown."""
     makefile = (root / "Makefile").read_text()
-    commands = [(code(name), code(given) if given else "", prose(about)) for name, given, about in sorted(_commands(root))]
+    commands = [(code(name), prose(about), code(given) if given else "") for name, given, about in sorted(_commands(root))]
     targets = [(named(f"make-{name}", f"make {name}"), prose(text)) for name, text in TARGET.findall(makefile)]
     deployments = yaml.safe_load((root / "prefect.yaml").read_text())["deployments"]
     rows = [(code(f"{each['name']}/{each['name']}"), _schedule(each), prose(each["description"])) for each in deployments]
     return (
-        f"{INTROS['commands']}## tabloop\n\n{table(('command', 'arguments and options', 'what it does'), commands)}\n"
+        f"{INTROS['commands']}## tabloop\n\n{table(('command', 'what it does', 'arguments and options'), commands)}\n"
         f"## make\n\n{table(('command', 'what it does'), targets)}\n"
         "## Deployments\n\nStart one with `tabloop exec prefect deployment run`, its name and `--param KEY=VALUE`.\n\n"
         + table(("deployment", "runs", "what it does"), rows)

@@ -36,7 +36,7 @@ def hash(name: Annotated[str, typer.Argument(metavar="NAME", help="a user's id, 
 
 
 def hash_of(name: str) -> str:
-    """Return the keyed hash of a user's id. Raises Failed without the key, and for what is no name."""
+    """Return the keyed hash of a user's id. Raises Failed without the key, and for a text that cannot be a name."""
     from infra import settings
     from infra.identity import user_hash
 
