@@ -27,6 +27,8 @@ READY_SECONDS = 600.0
 """Seconds to wait for a part to become ready; then the start fails."""
 
 # Stopped after the others, one group after the other: serving ships its spool to the store while it stops.
+DATABASES = {"prefect": "postgresql"}
+"""The database of a part, which starts with it."""
 STOPPED_LAST = (("s3", "mlflow", "prefect"), ("postgresql",))
 
 
@@ -78,7 +80,8 @@ def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> S
     all_parts = parts(settings)
     if unknown := set(only) - set(all_parts):
         raise StackError(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(all_parts)}")
-    selected = {name: part for name, part in all_parts.items() if not only or name in only}
+    wanted = {*only, *(part for name, part in DATABASES.items() if name in only)}
+    selected = {name: part for name, part in all_parts.items() if not only or name in wanted}
     with _lock(state):
         was_up = supervisor.running()
         for line in started.check(state, settings) if was_up else ():
