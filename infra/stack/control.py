@@ -26,9 +26,9 @@ from infra.stack.supervision import Supervisor, sweep, tail
 READY_SECONDS = 600.0
 """Seconds to wait for a part to become ready; then the start fails."""
 
-# Stopped after the others, one group after the other: serving ships its spool to the store while it stops.
 DATABASES = {"prefect": "postgresql"}
 """The database of a part, which starts with it."""
+# Stopped after the others, one group after the other: serving ships its spool to the store while it stops.
 STOPPED_LAST = (("s3", "mlflow", "prefect"), ("postgresql",))
 
 
