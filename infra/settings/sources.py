@@ -80,8 +80,7 @@ def gather(file: Path | None, environment: Mapping[str, str]) -> Gathered:
         keys = name.removeprefix(PREFIX).lower().split("__")
         _set(values, keys, value, name)
         origins[tuple(keys)] = name if environment.get(name) == value else f"{name}, remembered by `tabloop up`"
-    for keys in _fill_secrets(values):
-        origins[keys] = GENERATED
+    origins |= dict.fromkeys(_fill_secrets(values), GENERATED)
     return Gathered(started.file, values, origins)
 
 
