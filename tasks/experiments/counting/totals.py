@@ -18,10 +18,8 @@ from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, P
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
 from tasks.labels import users
-from tasks.labels.partitions import plan_window, references
-from tasks.labels.pipeline import label_window
+from tasks.labels.counted import read_requests
 from tasks.labels.shares import codes
-from tasks.labels.window import Window
 from tasks.rewards.weights import scale
 
 DAY = users.DAY
@@ -53,7 +51,7 @@ class ArmTotals:
     absent: Mapping[Arm, int]
     """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
     inputs: tuple[ObjectReference, ...] = ()
-    """The event objects that were read."""
+    """The objects that were read: of settled hours and days, and of the events since."""
     in_block: Mapping[Arm, Sums] = field(default_factory=dict)
     """The part of `during` from the second half of each block of time; empty if unknown."""
     immediate: Mapping[Arm, Sums] = field(default_factory=dict)
@@ -103,25 +101,24 @@ def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     return ArmTotals(during, later, before, evidence.absent, in_block=in_block, immediate=immediate)
 
 
-def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
-    """Read the events from `baseline_seconds` before the experiment on, and total them."""
-    labelled, until, inputs = read_labelled(store, experiment, plan, now)
+def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float, *, complete: bool = True) -> ArmTotals:
+    """Read the requests from `baseline_seconds` before the experiment on, and total them; `complete` as in read_requests."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now, complete=complete)
     return total(labelled, experiment, plan, until, inputs)
 
 
 def read_labelled(
-    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float
+    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float, *, complete: bool = True
 ) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
     """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
-    window = Window(since=begin, until=now, oldest=begin, known={})
-    listed = plan_window(store, window, now, plan.join_seconds)
-    labelled = label_window(store, listed, tokens=False).requests
+    found = read_requests(store, begin, now, plan.join_seconds, complete=complete)
+    labelled = found.requests
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    return labelled, now - plan.settle_seconds, (*references(listed.completions), *references(listed.feedback))
+    return labelled, now - plan.settle_seconds, found.inputs
 
 
 def total(
