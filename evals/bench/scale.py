@@ -139,7 +139,7 @@ def ship(store: ObjectStore, kind: str, rows: pl.DataFrame, seconds: float) -> N
         store.put(f"events/{kind}/{name}.parquet", sink.getvalue())
 
 
-def test_of(days: float) -> ExperimentRecord:
+def experiment_of(days: float) -> ExperimentRecord:
     """Return a test that began so many days before END, of a size that it does not reach."""
     settings = Experiment(
         **{"design": "by_user", "planned_requests": 10**9, "max_seconds": 365 * DAY, "min_requests": 10**8},
@@ -151,7 +151,7 @@ def test_of(days: float) -> ExperimentRecord:
 
 def measure(folder: Path, days: float, now: float) -> dict[str, float]:
     """Return what a look at a test of so many days costs: requests to the store, CPU seconds, and megabytes of memory."""
-    store, experiment = CountingStore(folder), test_of(days)
+    store, experiment = CountingStore(folder), experiment_of(days)
     assert experiment.plan
     before, cpu = _memory(), time.process_time()
     found = look(ObservedTest(store, experiment, experiment.plan, now, 6.0), Aliases("1", "2", experiment, None))
@@ -189,7 +189,7 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     ):
         root = Path(folder)
         for days, since in zip(sizes, (0.0, *sizes), strict=False):
-            make(CountingStore(root), test_of(days), (END - days * DAY, END - since * DAY), requests, objects)
+            make(CountingStore(root), experiment_of(days), (END - days * DAY, END - since * DAY), requests, objects)
         part.advance()
         later = {}
         for days in sizes:
@@ -213,7 +213,7 @@ def measured(root: Path, days: float, requests: int, objects: int, advance: Call
     for name, now in (("first", END), ("later", END + 20), ("hour", END + HOUR)):
         if now > last:
             before = set(store.keys("events/"))
-            make(store, test_of(days), (last, now), requests, objects)
+            make(store, experiment_of(days), (last, now), requests, objects)
             written += set(store.keys("events/")) - before
         found[name], last = in_new_process(measure, root, days, now), now
         advance()

@@ -71,7 +71,7 @@ def plan(days: Annotated[float, typer.Option(help="days of recent traffic to pla
     import time
 
     from infra import settings
-    from tasks.experiments.planning.planner import report
+    from tasks.experiments.planning.report import report
 
     print(report(_store(), settings.load(), time.time(), days))
 

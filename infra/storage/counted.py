@@ -4,16 +4,17 @@
     counted/RELEASE/JOIN/hour/2027-01-15T08-000001-DIGEST.inputs.parquet    the event objects that they were made from
     counted/RELEASE/JOIN/day/2027-01-15T00-000001-DIGEST.parquet            the same of a day, in place of its hours
 
-RELEASE is that of the code, JOIN has `collect.join_seconds`, DIGEST is a checksum of the event objects. An hour that changes, since
-a label came late, is made again under the next number, and the highest number counts. The inputs are written first: requests without
-inputs are made again. tasks/labels/counted.py makes and reads the objects; infra/docs/how/counted.md describes the columns.
+RELEASE is that of the code, JOIN has `collect.join_seconds`, DIGEST is a checksum of the event objects. An hour that changes,
+since a label came late, is made again under the next number, and the highest number counts. The inputs are written first:
+requests without inputs are made again. tasks/labels/counted.py makes and reads the objects; infra/docs/how/counted.md describes
+the columns.
 """
 
 import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -165,9 +166,44 @@ def read_inputs(store: ObjectStore, span: Span) -> Inputs:
     return Inputs(objects, events)
 
 
-def keys(store: ObjectStore) -> Iterator[str]:
-    """Yield the keys of all objects of this module."""
-    return store.keys(PREFIX)
+def rows_of(store: ObjectStore, columns: Iterable[tuple[str, frozenset[str]]]) -> dict[str, int]:
+    """Return the number of requests with one of the values in a column, by key of the object that holds them, of any release."""
+    found: dict[str, int] = {}
+    wanted = [pl.col(column).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for column, names in columns]
+    for key in _requests(store):
+        try:
+            rows = pl.read_parquet(io.BytesIO(store.get(key)), columns=["user", "project"])
+        except pl.exceptions.PolarsError:  # it cannot be read, so nobody knows whose requests it holds
+            found[key] = 1
+            continue
+        if number := rows.filter(pl.any_horizontal(wanted)).height:
+            found[key] = number
+    return found
+
+
+def made_from(store: ObjectStore, keys: Collection[str]) -> list[str]:
+    """Return the keys of the objects that were made from one of these event objects."""
+    found = []
+    for key in _requests(store):
+        with suppress(Unusable):
+            if read_inputs(store, span_of(key)).objects["key"].is_in(list(keys)).any():
+                found.append(key)
+    return found
+
+
+def ended(store: ObjectStore, before: float) -> list[str]:
+    """Return the keys of the objects of hours and days that ended before a time."""
+    return [key for key in _requests(store) if span_of(key).end <= before]
+
+
+def remove(store: ObjectStore, key: str) -> None:
+    """Remove an object and its inputs: the next read makes it again where it is needed."""
+    store.delete(key)
+    store.delete(inputs_key(span_of(key)))
+
+
+def _requests(store: ObjectStore) -> list[str]:
+    return [key for key in store.keys(PREFIX) if NAME.search(key)]
 
 
 _PARTS = ((OBJECTS, "key"), (EVENTS, "impression"))

@@ -1,8 +1,8 @@
 """The labelled requests of a time, as A/B tests, the planner and the export count them: each hour is labelled once.
 
 An hour that has settled, WAIT_SECONDS after the join could still find feedback, is an object of the store
-(infra/storage/counted.py); 24 of them become a day. A look reads these, and labels the requests since from their events. The result
-is that of labelling all events at once.
+(infra/storage/counted.py); 24 of them become a day. A look reads these, and labels the requests since from their events. The
+result is that of labelling all events at once.
 
 What arrives later than that for a settled hour changes it: an event that names one of its requests, or a segment that was shipped
 late. Such hours are found by listing all objects, and made again: whenever an hour has settled, and in a `complete` read, which

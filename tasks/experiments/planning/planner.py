@@ -225,7 +225,7 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
 def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposal:
     """Return the settings of the next test, with open ones chosen from the traffic."""
     plan = make_plan(settings, collect)
-    designs: tuple[Design, ...] = ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
+    designs = designs_of(settings)
     obstacles = {design: obstacle_of(traffic.users, plan, design) for design in designs}
     possible = [design for design in designs if not obstacles[design]]
     if not possible or not traffic.sums["judged"].sum():
@@ -248,6 +248,11 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
         if gains[best] <= (HARMLESS if fast else settings.gain):
             break
     return _chosen(traffic, settings, plan, best, days, errors[best], gains[best])
+
+
+def designs_of(settings: Experiment) -> tuple[Design, ...]:
+    """Return the designs that a setting leaves open."""
+    return ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
 
 
 def _durations(settings: Experiment) -> list[float]:
@@ -327,21 +332,3 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
             f"    max_seconds = {chosen.max_seconds:.0f}",
         ]
     )
-
-
-class NothingToPlan(ValueError):
-    """There is no recent traffic to plan from."""
-
-
-def report(store: ObjectStore, settings: Settings, now: float, days: float) -> str:
-    """Return what the team can find out from the traffic of the last `days`, and the next test.
-
-    Raises:
-        NothingToPlan: a test would count none of the requests.
-    """
-    plan = make_plan(settings.experiment, settings.collect)
-    traffic = recent(store, settings, plan, now, days)
-    if not traffic.sums["judged"].sum():
-        raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
-    proposal = propose(traffic, settings.experiment, settings.collect)
-    return page(prospects(traffic, plan), traffic, plan, proposal)
