@@ -39,10 +39,10 @@ again, beside them."""
 ABOUT = b"tabloop.counted"
 OBJECTS = {
     **{"kind": pl.String, "key": pl.String, "sha256": pl.String, "rows": pl.Int64},
-    **{"first": pl.Float64, "last": pl.Float64, "known": pl.Boolean},
+    **{"first": pl.Float64, "last": pl.Float64, "since": pl.Float64},
 }
-"""Columns of the event objects: kind of event, reference, times of the first and the last row, and whether all hours that the
-object changes are made; one that is not known is looked at again."""
+"""Columns of the event objects: kind of event, reference, times of the first and the last row, and the time since when all hours
+that the object changes are made; null if none are. A reader looks again at those whose time is after its own begin."""
 EVENTS = {"impression": pl.UInt64, "named": pl.UInt64, "time": pl.Float64}
 """Columns of the feedback in them: hashes of the impression and of the completion that the event names, and its time."""
 

@@ -125,9 +125,10 @@ class _Reader:
 
     def complete(self) -> Counted:
         """Return the requests after all objects were listed, and the hours that are missing or changed were made."""
-        listing = Listing.of(self.store, self.begin // HOUR * HOUR, self.now)
+        since = self.begin // HOUR * HOUR
+        listing = Listing.of(self.store, since, self.now)
         spans, known = self._stored()
-        found = scan(self.store, listing, frozenset(known.objects["key"]))
+        found = scan(self.store, listing, frozenset(known.objects["key"]), since)
         making = Making(self, listing, known + found, found, spans)
         changed, missing = found.changes(known, self.reach) & spans.keys(), self.hours - spans.keys()
         making.again(changed, last=not missing)
@@ -152,11 +153,11 @@ class _Reader:
                 rows, inputs = self.requests(span), counted.read_inputs(self.store, span)
             except Unusable as error:
                 log.warning("%s: it is removed and made again", error)
-                self.store.delete(span.key)
+                counted.remove(self.store, span.key)
                 continue
             spans |= {hour: span for hour in span.hours if found.get(hour) == span}
             ids = rows.select(pl.col("id").hash(), "time")
-            known.append(EventIndex(inputs.objects.filter("known"), ids, inputs.events))
+            known.append(EventIndex(inputs.objects.filter(pl.col("since") <= self.begin), ids, inputs.events))
         return spans, EventIndex.together(known)
 
     def requests(self, span: Span) -> pl.DataFrame:
@@ -226,7 +227,7 @@ class Making:
             if len(chunk) < DAY / HOUR or any(span.level == "day" for span in spans):
                 continue
             inputs = [counted.read_inputs(self.reader.store, span) for span in spans]
-            objects = pl.concat([each.objects for each in inputs]).sort("known", descending=True, maintain_order=True)
+            objects = pl.concat([each.objects for each in inputs]).sort("since", nulls_last=True, maintain_order=True)
             both = Inputs(
                 objects.unique(["kind", "key"], keep="first", maintain_order=True),
                 pl.concat([each.events for each in inputs]).unique(),
@@ -245,7 +246,8 @@ class Making:
         needed = self.index.needed(begin, end, self.reader.reach)
         digest, events = counted.digest(needed), self.index.events.filter(pl.col("time").is_between(low, high))
         if not known:
-            return Made(Inputs(needed.with_columns(known=pl.col("known") & ~_among(self.found.objects)), events), digest, why)
+            new = pl.col("key").is_in(self.found.objects["key"].implode())
+            return Made(Inputs(needed.with_columns(since=pl.when(~new).then("since")), events), digest, why)
         older, self.left = self.left.older(low, high, needed)
         objects = pl.concat([needed, older.objects]).unique(["kind", "key"], maintain_order=True)
         return Made(Inputs(objects, pl.concat([events, older.events]).unique()), digest, why)
@@ -254,10 +256,6 @@ class Making:
         span = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
         self.reader.known[span.key] = rows
         self.spans |= dict.fromkeys(span.hours, span)
-
-
-def _among(objects: pl.DataFrame) -> pl.Expr:
-    return pl.col("key").is_in(objects["key"].implode())
 
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:

@@ -118,8 +118,8 @@ class EventIndex:
         return frozenset((np.unique(np.floor(np.concatenate(near) / HOUR)) * HOUR).tolist())
 
 
-def scan(store: ObjectStore, listing: Listing, known: Collection[str]) -> EventIndex:
-    """Return the index of the listed segments that are not known."""
+def scan(store: ObjectStore, listing: Listing, known: Collection[str], since: float) -> EventIndex:
+    """Return the index of the listed segments that are not known, for a reader who makes the hours since a time."""
     objects: list[tuple[object, ...]] = []
     found = {kind: [id_frame(None)] for kind in KINDS}
     by_folder = _by_folder(known)
@@ -132,7 +132,7 @@ def scan(store: ObjectStore, listing: Listing, known: Collection[str]) -> EventI
             seen.add(part.key)
             when = times(part.table)
             first, last = (float(when.min()), float(when.max())) if len(when) else (np.inf, -np.inf)
-            objects.append((kind, part.key, part.sha256, part.table.num_rows, first, last, True))
+            objects.append((kind, part.key, part.sha256, part.table.num_rows, first, last, since))
             pending.append(id_frame(part.table))
             if len(pending) == PENDING:
                 found[kind].append(pl.concat(pending))

@@ -164,6 +164,15 @@ def test_a_late_event_changes_its_hour_which_is_made_again_and_says_so(
     assert len(set(store.keys(counted.PREFIX))) == len(before) + 2, "and once"
 
 
+def test_what_a_reader_of_less_has_seen_is_looked_at_again_by_one_of_more(store: CountingStore) -> None:
+    read_requests(store, NOW, LATER, JOIN)
+    name = f"{NOW + 5:.0f}-a"
+    late = feedback("late", time=LATER + HOUR - 5, user=ADA, prefix="", shown="", completion_id=name, client_id=f"client f{name}")
+    store.put_rows(f"events/feedback/{counted_folder(LATER)}/late.parquet", [late.model_copy(update={"outcome": "thumbs_down"})])
+    check(store, LATER + 2 * HOUR, NOW + 3 * HOUR)  # makes the hour of the late event
+    check(store, LATER + 2 * HOUR, NOW)
+
+
 def test_a_day_takes_the_place_of_its_hours(store: CountingStore) -> None:
     at = NOW + 16 * HOUR  # midnight
     for number in range(50):
