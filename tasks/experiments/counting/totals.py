@@ -137,7 +137,8 @@ def total(
     during = made.filter(pl.col("time") <= until)
     since = _later_from(experiment, until)
     young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
-    sums, at_once = (_capped(rows, plan, pl.col("time") >= since) for rows in (during, young))
+    sums = _capped(during, plan, {LATER: pl.col("time") >= since, IN_BLOCK: pl.col("in_block")})
+    at_once = _capped(young, plan, {})
     earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
     names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
@@ -213,23 +214,25 @@ def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.Dat
 
 def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     """Mark the first request of each turn, a user's block of time on an arm, and those by a credential of several users."""
-    block = (pl.col("time") // plan.block_seconds).cast(pl.Int64)
-    turn = pl.int_range(pl.len()).over("user", "arm", block) == 0
     quarter = (pl.col("time") % DAY // (DAY / len(QUARTERS))).cast(pl.Int64)
-    torn = pl.col("arm").n_unique().over("user", block) > 1
+    rows = rows.with_columns(block=(pl.col("time") // plan.block_seconds).cast(pl.Int64))
+    rows = rows.with_columns(turn=pl.struct("user", "arm", "block").is_first_distinct())
+    turn = pl.col("turn")
+    torn = pl.struct("user", "block", "turn").is_duplicated()  # two turns in one block
+    users = rows.select("credential", "user").unique().group_by("credential").len("users")
     return rows.with_columns(
         pl.lit(1.0).alias(MADE),
-        (pl.col("user").n_unique().over("credential") > 1).cast(pl.Float64).alias(NAMED),
+        pl.col("credential").is_in(users.filter(pl.col("users") > 1)["credential"].implode()).cast(pl.Float64).alias(NAMED),
         (turn & torn).cast(pl.Float64).alias(TORN),
         *((turn & (quarter == number)).cast(pl.Float64).alias(name) for number, name in enumerate(QUARTERS)),
         in_block=pl.col("time") % plan.block_seconds >= plan.block_seconds / 2,
-    )
+    ).drop("block", "turn")
 
 
-def _capped(rows: pl.DataFrame, plan: Plan, half: pl.Expr) -> pl.DataFrame:
-    """Return the sums by arm, user and credential, scaled down for busy users and credentials."""
+def _capped(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr]) -> pl.DataFrame:
+    """Return the sums by arm, user and credential, of all rows and of parts, scaled down for busy users and credentials."""
     keys = ("arm", "user", "credential")
-    sums = _sums(rows, plan, {LATER: half, IN_BLOCK: pl.col("in_block")}, *keys)
+    sums = _sums(rows, plan, parts, *keys)
     uncapped = rows.group_by(keys).agg(pl.col(*UNCAPPED).sum())
     return cap_requests(sums, plan).join(uncapped, on=keys, how="left", maintain_order="left")
 
@@ -258,9 +261,12 @@ def _median_requests(sums: pl.DataFrame) -> float:
 def _sums(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
     """Return every sum by these keys, of all rows and of each part (with its prefix), in a fixed order."""
     valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **values(plan))
-    sums = [pl.col(name).sum() for name in SUMS]
-    of_parts = [pl.col(name).filter(f"is_{part}").sum().alias(part + name) for part in parts for name in SUMS]
-    return valued.group_by(keys).agg(*sums, *of_parts).sort(keys)
+    sums = valued.group_by(keys).agg(pl.col(*SUMS).sum())
+    for part in parts:  # each by itself, since a filter within a group costs ten times as much
+        names = [pl.col(name).sum().alias(part + name) for name in SUMS]
+        of_part = valued.filter(f"is_{part}").group_by(keys).agg(names)
+        sums = sums.join(of_part, on=keys, how="left").with_columns(pl.col(part + name).fill_null(0.0) for name in SUMS)
+    return sums.sort(keys)
 
 
 def _scaled(sums: pl.DataFrame, factor: pl.Series) -> pl.DataFrame:
