@@ -90,6 +90,15 @@ class Inputs:
 
 
 @dataclass(frozen=True, eq=False)
+class Stored:
+    """The requests of a span, as they are stored."""
+
+    rows: pl.DataFrame
+    sha256: str
+    """Checksum of the object, in hex."""
+
+
+@dataclass(frozen=True, eq=False)
 class Made:
     """How the requests of a span were made."""
 
@@ -135,8 +144,10 @@ def digest(objects: pl.DataFrame) -> str:
     return sha256(f"{key} {sum_}\n".encode() for key, sum_ in objects.select("key", "sha256").sort("key").iter_rows())[:16]
 
 
-def write(store: ObjectStore, join_seconds: float, level: Level, begin: float, rows: pl.DataFrame, made: Made) -> Span:
-    """Write the requests of a span under the next number, and return the span as it is stored, possibly by another writer."""
+def write(
+    store: ObjectStore, join_seconds: float, level: Level, begin: float, rows: pl.DataFrame, made: Made
+) -> tuple[Span, Stored]:
+    """Write the requests of a span under the next number; another writer may have written the same."""
     prefix = f"{folder(join_seconds)}{level}/{datetime.fromtimestamp(begin, UTC):%Y-%m-%dT%H}-"
     last = _newest(store.keys(prefix)).get(begin)
     number = last.number + 1 if last else 1
@@ -144,9 +155,10 @@ def write(store: ObjectStore, join_seconds: float, level: Level, begin: float, r
     about = {"release": RELEASE, "why": made.why, "replaces": last.key if last else ""}
     with suppress(AlreadyExists):
         store.put_new(inputs_key(span), _packed(made.inputs))
+    body = _bytes(rows, about)
     with suppress(AlreadyExists):  # another writer made it from the same event objects
-        store.put_new(span.key, _bytes(rows, about))
-    return span
+        store.put_new(span.key, body)
+    return span, Stored(rows, sha256([body]))
 
 
 def inputs_key(span: Span) -> str:
@@ -154,14 +166,14 @@ def inputs_key(span: Span) -> str:
     return span.key.removesuffix(".parquet") + INPUTS
 
 
-def read(store: ObjectStore, span: Span) -> pl.DataFrame:
+def read(store: ObjectStore, span: Span) -> Stored:
     """Return the requests of a span. Raises Unusable."""
-    return _table(store, span.key)[0]
+    return _table(store, span.key)
 
 
 def read_inputs(store: ObjectStore, span: Span) -> Inputs:
     """Return what the requests of a span were made from. Raises Unusable."""
-    packed, _ = _table(store, inputs_key(span))
+    packed = _table(store, inputs_key(span)).rows
     objects, events = (packed.select(*columns).explode(*columns).drop_nulls(last) for columns, last in _PARTS)
     return Inputs(objects, events)
 
@@ -222,15 +234,16 @@ def _bytes(rows: pl.DataFrame, about: dict[str, str]) -> bytes:
     return sink.getvalue()
 
 
-def _table(store: ObjectStore, key: str) -> tuple[pl.DataFrame, dict[str, str]]:
+def _table(store: ObjectStore, key: str) -> Stored:
     try:
-        table = pq.ParquetFile(pa.BufferReader(store.get(key))).read(use_threads=False)
+        body = store.get(key)
     except KeyError:
         raise Unusable(f"{store.uri(key)} is missing") from None
-    except pa.ArrowException as error:
+    try:
+        table = pq.ParquetFile(pa.BufferReader(body)).read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
         raise Unusable(f"{store.uri(key)} cannot be read: {error}") from None
     about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
     if about.get("release") != RELEASE:
         raise Unusable(f"{store.uri(key)} is of release {about.get('release')!r}, expected {RELEASE!r}")
-    frame = pl.DataFrame(pl.from_arrow(table.replace_schema_metadata(None)))
-    return frame, about
+    return Stored(pl.DataFrame(pl.from_arrow(table.replace_schema_metadata(None))), sha256([body]))

@@ -14,7 +14,7 @@ A run may be killed anywhere: hours that change are made again before the object
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import polars as pl
@@ -22,7 +22,7 @@ import polars as pl
 from infra.records import Completion, ObjectReference
 from infra.records.events import NotTaken
 from infra.storage import counted
-from infra.storage.counted import DAY, HOUR, Inputs, Level, Made, Span, Unusable
+from infra.storage.counted import DAY, HOUR, Inputs, Level, Made, Span, Stored, Unusable
 from infra.storage.events.read import erased_subjects
 from infra.storage.events.tables import schema
 from infra.storage.events.view import FetchedOnce
@@ -88,7 +88,7 @@ class _Reader:
     begin: float
     now: float
     join_seconds: float
-    known: dict[str, pl.DataFrame] = field(default_factory=dict)
+    known: dict[str, Stored] = field(default_factory=dict)
     """The requests of spans that are in memory, by key."""
 
     @property
@@ -140,7 +140,10 @@ class _Reader:
     def _with(self, rows: Sequence[pl.DataFrame], spans: Sequence[Span], keys: Mapping[str, Sequence[str]]) -> Counted:
         """Return the requests of settled hours together with those since."""
         since, references = self.label(keys, self.settled, math.inf)
-        made = [ObjectReference(key=s.key, sha256=s.digest, rows=len(r), last=s.end) for s, r in zip(spans, rows, strict=True)]
+        made = [
+            ObjectReference(key=span.key, sha256=self.known[span.key].sha256, rows=len(own), last=span.end)
+            for span, own in zip(spans, rows, strict=True)
+        ]
         return Counted(pl.concat([*rows, since]), (*made, *references))
 
     def _stored(self) -> tuple[dict[float, Span], EventIndex]:
@@ -163,11 +166,11 @@ class _Reader:
     def requests(self, span: Span) -> pl.DataFrame:
         """Return the requests of a span. Raises Unusable."""
         if span.key not in self.known:
-            rows = counted.read(self.store, span)
-            if missing := COLUMNS.keys() - set(rows.columns):
+            stored = counted.read(self.store, span)
+            if missing := COLUMNS.keys() - set(stored.rows.columns):
                 raise Unusable(f"{self.store.uri(span.key)} lacks the column {min(missing)!r}")
-            self.known[span.key] = _typed(rows)
-        return self.known[span.key]
+            self.known[span.key] = replace(stored, rows=_typed(stored.rows))
+        return self.known[span.key].rows
 
     def label(self, keys: Mapping[str, Sequence[str]], begin: float, end: float) -> tuple[pl.DataFrame, list[ObjectReference]]:
         """Return the labelled requests of a time from these event objects, and the references of these."""
@@ -253,8 +256,8 @@ class Making:
         return Made(Inputs(objects, pl.concat([events, older.events]).unique()), digest, why)
 
     def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made) -> None:
-        span = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
-        self.reader.known[span.key] = rows
+        span, stored = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
+        self.reader.known[span.key] = replace(stored, rows=rows)
         self.spans |= dict.fromkeys(span.hours, span)
 
 
