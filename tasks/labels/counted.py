@@ -66,6 +66,7 @@ def read_requests(store: ObjectStore, begin: float, now: float, join_seconds: fl
     """Return the labelled requests after `begin`.
 
     Args:
+        now: the present, since all event objects are listed until then.
         complete: whether to look for late events of settled hours; else those since the last hour settled may be missing.
 
     Raises:
