@@ -24,7 +24,7 @@ CODES = {
     "tasks.experiments.reports.explain.UnknownVersion": NO,
     "tasks.experiments.reports.export.NotExported": NO,
     "tasks.experiments.reports.recompute.NoDecision": NO,
-    "tasks.experiments.planning.planner.NothingToPlan": NO,
+    "tasks.experiments.planning.report.NothingToPlan": NO,
 }
 """Exit code by the full name of an error that the user can mend; its message names the next command. An error's own class comes
 before those that it derives from. Names, since importing the classes would make every command slow."""

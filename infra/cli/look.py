@@ -115,7 +115,7 @@ def plan(
     import time
 
     from infra import settings
-    from tasks.experiments.planning.planner import outlook
+    from tasks.experiments.planning.report import outlook
 
     found = outlook(_store(), settings.load(), time.time(), days)
     if as_json:

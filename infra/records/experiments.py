@@ -331,7 +331,7 @@ class Decision(Record):
     watch: Stage | None = None
     """The watch that follows a promotion by the gate; none: everybody gets the new champion at once."""
     inputs: tuple[ObjectReference, ...] = ()
-    """Event objects the verdict was computed from."""
+    """Objects the verdict was computed from: counted hours and days, and the event objects since."""
     evidence: ArmEvidence | None = None
     """The totals the verdict was computed from: tasks/experiments/reports/recompute.py returns the verdict again, bit by bit.
     None for a decision by hand, on a test that is void, and in the shadow stage."""

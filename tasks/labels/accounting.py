@@ -3,13 +3,16 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import polars as pl
 
 from infra.records import Bucket, Manifest
+from infra.records.few import Few
 from infra.settings.schema import Collect
 from infra.storage.events.read import MALFORMED
+from infra.storage.few import in_words
+from tasks.labels.pace import too_slow
 from tasks.labels.shares import choose, least_groups, sample_shares
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -111,6 +114,16 @@ class RequestAccounting:
         return replace(self, classified=cap_shares(moved, self.settings))
 
     @property
+    def few(self) -> Few | None:
+        """Return when samples that are too few will suffice at the rate so far; None where they do, or no rate is known."""
+        samples, asked = self.samples.height, self.settings.min_samples
+        when = self.classified.filter(~pl.col("late"))["time"]
+        first, last = cast(float | None, when.min()), cast(float | None, when.max())
+        if samples >= asked or first is None or last is None:
+            return None
+        return too_slow(samples, asked, last - first, last)
+
+    @property
     def waiting(self) -> Waiting | None:
         """Return why the samples are too few for a cycle; None where they suffice."""
         samples, asked, buckets = self.samples.height, self.settings.min_samples, self.buckets
@@ -125,7 +138,8 @@ class RequestAccounting:
             )
         held = buckets["over_share"] + buckets["new_user"]
         if samples + held < asked:
-            return Waiting("TooFewSamples", f"{samples} samples, collect.min_samples asks for {asked}")
+            reason = f"{samples} samples, collect.min_samples asks for {asked}"
+            return Waiting("TooFewSamples", f"{reason}; {in_words(few)}" if (few := self.few) else reason)
         users, share = self.samples["user"].n_unique(), self.settings.max_user_share
         return Waiting(
             "WaitingForUsers",

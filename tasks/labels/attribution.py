@@ -30,7 +30,7 @@ from tasks.labels import hindsight
 from tasks.labels.impressions import REPORTED, WHO, merge
 from tasks.labels.normal_lines import normal_completions
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
-from tasks.labels.unreported import by_own_rules, unreported
+from tasks.labels.unreported import by_own_rules, unreported, with_rules
 
 CLOCK_SLACK_SECONDS = 1.0
 """Largest difference between replicas' clocks: feedback may seem to arrive this long before its completion."""
@@ -311,7 +311,7 @@ def with_silent(
     return matches.with_columns(hindsight.kept(matches["shown_text"], texts["settled"]))
 
 
-def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = False) -> pl.DataFrame:
     """Return the completions with their labels, by time, then id.
 
     outcome                null without feedback (yet)
@@ -331,6 +331,10 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
     stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
     shown by more than hindsight.DIRTY_CHARACTERS in length.
+
+    Args:
+        part: whether the completions are a part of a window: then `unreported` is that of every user, and `rules` says which
+            requests a client with such rules reports (unreported.by_own_rules brings the two together).
     """
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
@@ -359,7 +363,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         labelled = labelled.join(more, left_on=own, right_on=served, how="left")
     labelled = labelled.sort("time", "id")
     named = pl.col("reported_language").fill_null("")
-    labelled = with_reports(by_own_rules(labelled, matches), matches)
+    labelled = with_rules(labelled, matches)
+    labelled = with_reports(labelled if part else by_own_rules(labelled), matches)
     return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
         language=pl.when(named == "").then("language").otherwise(named),

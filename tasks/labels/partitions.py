@@ -7,7 +7,7 @@ object. pipeline.py then joins each partition, and combines them.
 Hours with few requests share a partition, so that a quiet week does not take a hundred tasks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from infra.records import ObjectReference
 from infra.settings.schema import Hindsight
-from infra.storage.events.read import column, erased_subjects, times, visible
+from infra.storage.events.read import column, erased_subjects, event_keys, times, visible
 from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.store import ObjectStore
 from tasks.labels import attribution, unreported
@@ -100,20 +100,29 @@ def references(sources: pl.DataFrame) -> tuple[ObjectReference, ...]:
 
 
 def plan_window(
-    store: ObjectStore, window: Window, now: float, join_seconds: float, least: int = LEAST_REQUESTS, hindsight: Hindsight = OFF
+    store: ObjectStore,
+    window: Window,
+    now: float,
+    join_seconds: float,
+    least: int = LEAST_REQUESTS,
+    hindsight: Hindsight = OFF,
+    listed: Mapping[str, Sequence[str]] | None = None,
 ) -> WindowPlan:
     """Read the times and ids of a window's events and divide it into partitions; hours share one up to `least` requests.
 
     With hindsight, requests up to `most_seconds` before the window are read again, since their label may have come late.
+
+    Args:
+        listed: the keys of the objects to read, by kind of event; by default they are listed.
     """
     erased = erased_subjects(store)
     window = replace(window, again_seconds=hindsight.most_seconds if hindsight.on else 0.0)
     since = window.since - window.again_seconds
-    completions = _list_events(store, "completions", window, (since, now), erased, [pl.col("id").hash()])
+    completions = _list_events(store, "completions", window, (since, now), erased, [pl.col("id").hash()], listed)
     since = min([window.since, *completions.rows["time"].sort().head(1)])
     named = pl.when(pl.col("completion_id") != "")
     ids = [IMPRESSION, named.then(pl.col("completion_id").hash()).alias("completion"), named.then("id").alias("event")]
-    feedback = _list_events(store, "feedback", window, (since, now), erased, ids)
+    feedback = _list_events(store, "feedback", window, (since, now), erased, ids, listed)
     begins = _begins(completions.rows["time"].to_numpy(), least)
     return WindowPlan(
         tuple(_divide(begins, join_seconds, completions, feedback, erased, hindsight)),
@@ -134,12 +143,19 @@ class _Listing:
 
 
 def _list_events(
-    store: ObjectStore, kind: str, window: Window, span: tuple[float, float], erased: ErasedSubjects, ids: Sequence[pl.Expr]
+    store: ObjectStore,
+    kind: str,
+    window: Window,
+    span: tuple[float, float],
+    erased: ErasedSubjects,
+    ids: Sequence[pl.Expr],
+    listed: Mapping[str, Sequence[str]] | None,
 ) -> _Listing:
     """List the events of a span of time; `ids` are computed from ID_COLUMNS."""
     sources: list[tuple[object, ...]] = []
     rows, pending = [], [id_frame(None)]
-    for holder, part in segments_after(store, kind, window, *span, ("time", *ID_COLUMNS)):
+    keys = event_keys(store, kind, window.oldest, span[1]) if listed is None else listed[kind]
+    for holder, part in segments_after(store, keys, window, span[0], ("time", *ID_COLUMNS)):
         after = window.after(part.key) if kind == "completions" else -np.inf
         pending.append(id_frame(visible(part.table, after, erased), len(sources)))
         counted = max(after, window.counts_after(part.key))
@@ -148,11 +164,11 @@ def _list_events(
             rows.append(pl.concat(pending).select("source", "time", *ids))
             pending.clear()
     rows.append(pl.concat([*pending, id_frame(None)]).select("source", "time", *ids))
-    listed = pl.DataFrame(sources, schema=SOURCES, orient="row")
-    limits = listed.select("source", "counted_after")
+    found = pl.DataFrame(sources, schema=SOURCES, orient="row")
+    limits = found.select("source", "counted_after")
     listing = pl.concat(rows).join(limits, on="source", how="left", maintain_order="left")
     listing = listing.with_columns(counted=pl.col("time") > pl.col("counted_after")).drop("counted_after")
-    return _Listing(listed.sort("key"), listing)
+    return _Listing(found.sort("key"), listing)
 
 
 def id_frame(table: pa.Table | None, source: int = 0) -> pl.DataFrame:

@@ -101,28 +101,34 @@ def _without_prompts(completions: pl.DataFrame) -> pl.DataFrame:
     return hashed.drop("prompt_token_ids", "token_ids")
 
 
-def label_window(store: ObjectStore, plan: WindowPlan, *, tokens: bool = True, join_all: JoinAll | None = None) -> LabelledWindow:
+def label_window(
+    store: ObjectStore, plan: WindowPlan, *, tokens: bool = True, part: bool = False, join_all: JoinAll | None = None
+) -> LabelledWindow:
     """Return the requests of a planned window with their labels.
 
     Args:
         tokens: as in join_partition.
+        part: as in attribution.label.
         join_all: joins the partitions; by default they are joined here, one after another.
     """
     if join_all:
         parts = join_all(plan.partitions)
     else:
         parts = [join_partition(store, partition, tokens=tokens) for partition in plan.partitions]
-    requests, duplicates = merge_partitions(parts)
-    malformed = tuple(row for part in parts for row in part.malformed)
-    return LabelledWindow(requests, duplicates, malformed, sum(part.orphans for part in parts))
+    requests, duplicates = merge_partitions(parts, part=part)
+    malformed = tuple(row for joined in parts for row in joined.malformed)
+    return LabelledWindow(requests, duplicates, malformed, sum(joined.orphans for joined in parts))
 
 
-def merge_partitions(parts: Sequence[JoinedPartition]) -> tuple[pl.DataFrame, int]:
-    """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again."""
-    facts = pl.concat(part.facts for part in parts)
+def merge_partitions(parts: Sequence[JoinedPartition], *, part: bool = False) -> tuple[pl.DataFrame, int]:
+    """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again.
+
+    `part` is as in attribution.label.
+    """
+    facts = pl.concat(joined.facts for joined in parts)
     fresh = facts.filter(~pl.col("late"))["id"]
     completions = facts.sort("time", "id").unique("id", keep="last", maintain_order=True)
     if fresh.len() < facts.height:
         completions = completions.with_columns(late=~pl.col("id").is_in(fresh.implode()))
-    repeated = fresh.len() - completions.filter(~pl.col("late")).height + sum(part.duplicates for part in parts)
-    return attribution.label(completions, pl.concat(part.matches for part in parts)), repeated
+    repeated = fresh.len() - completions.filter(~pl.col("late")).height + sum(joined.duplicates for joined in parts)
+    return attribution.label(completions, pl.concat(joined.matches for joined in parts), part=part), repeated

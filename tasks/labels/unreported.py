@@ -65,11 +65,22 @@ def unreported(served: pl.DataFrame) -> pl.Series:
     return (closed | rows.is_in(missing["row"].implode())).alias("unreported")
 
 
-def by_own_rules(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
-    """Clear `unreported` of users whose events come from other clients: only Continue leaves out what its rules say, and RLinf's
-    Continue, whose requests are the same, reports in a way of its own."""
+def with_rules(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
+    """Add the column `rules`: whether an event of a client with such rules reports the request."""
     reports = matches.filter(pl.col("reporter").is_in(CLIENTS), pl.col("reported") != "shown").select(
         id="served", time="served_time"
     )
-    users = labelled.join(reports, on=["id", "time"], how="semi")["user"].unique()
-    return labelled.with_columns(unreported=pl.col("unreported") & pl.col("user").is_in(users.implode()))
+    reported = labelled.select("id", "time").join(
+        reports.unique().with_columns(rules=pl.lit(True)), on=["id", "time"], how="left", maintain_order="left"
+    )
+    return labelled.with_columns(reported["rules"].fill_null(False))
+
+
+def by_own_rules(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Clear `unreported` of users whose events come from other clients: only Continue leaves out what its rules say, and RLinf's
+    Continue, whose requests are the same, reports in a way of its own.
+
+    Args:
+        labelled: all labelled requests of a window, with `rules`, which is dropped.
+    """
+    return labelled.with_columns(unreported=pl.col("unreported") & pl.col("rules").any().over("user")).drop("rules")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from infra.records import Manifest
 from infra.storage.events import segments
-from infra.storage.events.read import event_keys, fetch
+from infra.storage.events.read import fetch
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
 
@@ -66,10 +66,12 @@ def window_after(
 
 
 def segments_after(
-    store: ObjectStore, kind: str, window: Window, since: float, now: float, columns: Collection[str]
+    store: ObjectStore, keys: Sequence[str], window: Window, since: float, columns: Collection[str]
 ) -> Iterator[tuple[str, Segment]]:
-    """Yield the segments that may hold rows after `since` or were never read, each once, with the key of the object around it."""
-    keys = event_keys(store, kind, window.oldest, now)
+    """Yield the segments that may hold rows after `since` or were never read, each once, with the key of the object around it.
+
+    `keys` are the objects of one kind of event.
+    """
     contained: set[str] = set()
     containers = [key for key in keys if segments.is_container(key) and window.opens(key, since)]
     for container, part in fetch(store, containers, columns):

@@ -8,6 +8,7 @@ from prefect.logging import get_run_logger
 
 from infra.records import ExperimentRecord
 from infra.storage import cycles
+from infra.storage import few as log
 from tasks.labels import collect as collecting
 from tasks.labels import pipeline
 from tasks.labels.collect import Collected
@@ -50,6 +51,8 @@ def collect(context: Context) -> Collected:
     )
     accounting = collected.accounting
     call_waiting(accounting.waiting)
+    if few := accounting.few:
+        log.write(context.store, few)
     get_run_logger().info(
         "training continues from version %s; %d requests, %d to train on; %s",
         collected.parent,

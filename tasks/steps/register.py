@@ -4,13 +4,14 @@ from infra.records import CycleOutcome, Manifest
 from infra.storage import cycles
 from tasks.evaluation.evaluate import Evaluation
 from tasks.experiments.moves import release
+from tasks.experiments.planning import report as planning
 from tasks.showing import fit as showing
 from tasks.showing import report
 from tasks.steps import experiment as controller
 from tasks.steps import pages
 from tasks.steps.context import Context
 from tasks.steps.seal import end
-from tasks.steps.step import IO_RETRIES, show_page, step
+from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer.run import Candidate
 from tasks.versions import register as registering
 from tasks.versions.register import Registered
@@ -32,6 +33,7 @@ def open_experiment(context: Context, manifest: Manifest, registered: Registered
     anchor = registry.aliases().anchor
     proposed = release.propose(store, context.settings, manifest.cycle, version, manifest.champion, context.now(), anchor)
     opened = release.open_experiment(store, registry, proposed)
+    attempt_to_show("what the traffic is too little for", lambda: planning.record(store, context.settings, context.now()))
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
     experiment = opened.id if opened else ""
     outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)

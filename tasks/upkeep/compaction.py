@@ -24,7 +24,7 @@ SMALL = 4
 class Limits:
     """Limits of compaction."""
 
-    after_seconds: float = 7200.0
+    after_seconds: float = 3600.0
     """Seconds after the end of an hour until its small event objects are merged."""
     least: int = 8
     """Minimum objects of an hour to merge."""
@@ -73,12 +73,12 @@ def compact(store: ObjectStore, now: float, limits: Limits = LIMITS, *, dry_run:
     removed: list[str] = []
     for keys in folders(store.keys("events/"), now - limits.after_seconds).values():
         old = [key for key in keys if segments.is_container(key)]
-        if len(keys) == len(old) == 1:
-            continue
-        held = {key: segments.unpack(key, store.get(key)) for key in old}
-        doubled = superseded(keys, held)
-        alone = [key for key in keys if key not in doubled and key not in held]
-        for group in groups(store, alone, limits):
+        single = [key for key in keys if not segments.is_container(key)]
+        # Only a container whose name covers one of the others is opened, so that a compacted hour costs its listing alone.
+        covering = [key for key in old if any(segments.may_hold(key, each) for each in single)]
+        doubled = superseded(single, {key: segments.unpack(key, store.get(key)) for key in covering})
+        alone = [key for key in single if key not in doubled]
+        for group in groups(store, alone, limits) if len(alone) >= limits.least else ():
             written |= write(store, group, dry_run=dry_run)
         removed += doubled
         for key in doubled if not dry_run else ():

@@ -4,7 +4,8 @@ First a record is written (infra/storage/events/tombstones.py): from then on rea
 are shipped later. Then the rows are removed from every object, under the same key, since cycles identify the objects they have
 read by their keys. A finished cycle's samples are rewritten too, and an amendment beside its manifest notes the removed rows,
 since the manifest's checksum is no longer theirs. An unfinished cycle keeps its samples and is listed as pending; the next pass
-after its end removes them (the deployment `retention` runs one a day).
+after its end removes them (the deployment `retention` runs one a day). Hours as A/B tests count them
+(infra/storage/counted.py) are removed whole: the next look makes them again from what is left.
 
 Weights do not change: the versions that were trained on the rows are listed, with all versions trained from them. Every step may
 be killed and run again; the list of versions stays the same.
@@ -22,7 +23,7 @@ from infra.identity import HASH
 from infra.records import Amendment, Forgotten
 from infra.registry.client import Registry
 from infra.registry.lineage import lineage
-from infra.storage import cycles
+from infra.storage import counted, cycles
 from infra.storage.events import segments, tombstones
 from infra.storage.events.segments import Segment
 from infra.storage.events.tombstones import ErasedSubjects
@@ -130,6 +131,10 @@ def sweep(
         for key in list(store.keys(prefix)):
             if key.endswith(".parquet") and (number := clean_events(store, key, erased, dry_run=dry_run)):
                 rows[key] = number
+    for key, number in counted.rows_of(store, erased.columns()).items():
+        rows[key] = number
+        if not dry_run:
+            counted.remove(store, key)
     trained, pending = [], []
     for cycle, objects in cycles.index(store).items():
         removed, waiting = clean_cycle(store, cycle, objects, records, now, dry_run=dry_run)

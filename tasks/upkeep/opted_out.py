@@ -2,10 +2,11 @@
 
 The app that served a completion remembers the opt-out (serving/recording/opt_outs.py). Another replica, or one without its file,
 keeps the text of an event that does not repeat the header. Such an event that names its completion is found here; one that names
-only a position is not, since the completion's own record has no position.
+only a position is not, since the completion's own record has no position. Counted hours that were made from it are made again.
 """
 
 from infra.redaction.events import FEEDBACK_TEXTS
+from infra.storage import counted
 from infra.storage.events import segments
 from infra.storage.events.read import column, fetch
 from infra.storage.store import ObjectStore
@@ -22,6 +23,8 @@ def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
         parts = segments.read(key, store.get(key))
         named = frozenset(name for part in parts for name in _with_text(part) if name in opted_out)
         if named:
+            for made in counted.made_from(store, [part.key for part in parts]) if not dry_run else ():
+                counted.remove(store, made)
             found[key] = remove_rows(store, key, parts, [("completion_id", named)], dry_run=dry_run)
     return found
 

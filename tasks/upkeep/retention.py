@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from infra.records import Forgotten
 from infra.registry.client import Registry
 from infra.settings import Settings
-from infra.storage import cycles
+from infra.storage import counted, cycles
 from infra.storage.events import tombstones
 from infra.storage.store import ObjectStore
 from tasks.experiments.planning.plan import NEW
@@ -49,13 +49,16 @@ class Retained:
     """Rows of erased subjects that arrived later or waited for a cycle's end."""
     opted_out: Mapping[str, int] = field(default_factory=dict)
     """By object, events with text whose completion is opted out."""
+    counted: tuple[str, ...] = ()
+    """Hours and days of these events, as A/B tests counted them."""
 
     def summary(self) -> str:
         """Return the result in one line."""
         done = "would be" if self.dry_run else "were"
         checkpoints, optimizers = (sum(folder in gone.folders for gone in self.uploads) for folder in (CHECKPOINTS, OPTIMIZERS))
         message = (
-            f"{len(self.events)} event objects, {len(self.cycles)} objects of finished cycles, {len(self.evaluations)} of "
+            f"{len(self.events)} event objects{f' and {len(self.counted)} counted hours and days' if self.counted else ''}, "
+            f"{len(self.cycles)} objects of finished cycles, {len(self.evaluations)} of "
             f"evaluations, {checkpoints} checkpoints and "
         )
         message += f"{optimizers} optimizer states {done} removed"
@@ -81,14 +84,17 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
     events = old_events(store, now - settings.retention.events_days * DAY)
     rows = old_rows(store, now - settings.retention.cycles_days * DAY)
     kept = old_evaluations(store, now - settings.retention.evaluations_days * DAY)
+    spans = counted.ended(store, now - settings.retention.events_days * DAY)
     for key in (*events, *rows, *kept) if not dry_run else ():
         store.delete(key)
+    for key in spans if not dry_run else ():
+        counted.remove(store, key)
     if not dry_run:
         uploads = checkpoint_gc.remove(store, registry, uploads, now)
     records: Sequence[Forgotten] = tombstones.read_all(store)
     forgotten = sweep(store, registry, records, now, dry_run=dry_run)
     without_text = opted_out.clean(store, dry_run=dry_run)
-    return Retained(dry_run, tuple(events), tuple(rows), tuple(kept), uploads, forgotten, without_text)
+    return Retained(dry_run, tuple(events), tuple(rows), tuple(kept), uploads, forgotten, without_text, tuple(spans))
 
 
 def check(settings: Settings) -> None:

@@ -34,6 +34,16 @@ def event_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[
     return keys
 
 
+def recent_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[str]:
+    """Return the keys of one kind of event in the folders of the hours from that of `since` to the one after `now`."""
+    hour, last = datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(now, UTC) + timedelta(hours=1)
+    keys: list[str] = []
+    while hour.replace(minute=0, second=0, microsecond=0) <= last:
+        keys += store.keys(f"events/{kind}/date={hour:%Y-%m-%d}/hour={hour:%H}/")
+        hour += timedelta(hours=1)
+    return keys
+
+
 def fetch(store: ObjectStore, keys: Sequence[str], columns: Collection[str] | None = None) -> Iterator[tuple[str, Segment]]:
     """Yield the segments of these objects, each with its object's key; READERS objects are in memory at a time."""
     with ThreadPoolExecutor(READERS) as pool:

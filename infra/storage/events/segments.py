@@ -105,6 +105,13 @@ def all_known(container: str, known: Iterable[str]) -> bool:
     return digest(name for name in names if match["first"] <= name <= match["last"]) == match["digest"]
 
 
+def may_hold(container: str, key: str) -> bool:
+    """Return whether a container may hold a segment of its folder, by the container's name alone."""
+    match = CONTAINER.match(container)
+    assert match, container
+    return match["first"] <= name_of(key) <= match["last"]
+
+
 def pack(segments: Sequence[Segment]) -> bytes:
     """Return the bytes of a container of these segments: the same bytes for the same segments. Raises NotTheSame if reading the
     bytes returns other rows."""

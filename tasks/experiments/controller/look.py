@@ -67,8 +67,9 @@ def _shadow(observed: ObservedTest) -> Found:
 
 def _ramp(observed: ObservedTest) -> Found:
     """Look for a breach; hold while a check fails; pass on once the stage has had its time and its requests."""
-    totals = gather(observed.store, observed.experiment, observed.plan, observed.now)
-    verdict, passed = ramp.verdict_of(observed.experiment, observed.plan, totals, observed.now)
+    totals, (verdict, passed) = _judged(
+        observed, lambda totals: ramp.verdict_of(observed.experiment, observed.plan, totals, observed.now)
+    )
     if passed:
         return _onward(observed, verdict)
     return Found(verdict) if verdict.verdict == "undecided" else _ended(observed, verdict, totals)
@@ -77,8 +78,7 @@ def _ramp(observed: ObservedTest) -> Found:
 def _test(observed: ObservedTest) -> Found:
     """Let the gate decide; an end without proof pauses where the plan says so."""
     experiment, plan = observed.experiment, observed.plan
-    totals = gather(observed.store, experiment, plan, observed.now)
-    verdict = decide(experiment, plan, totals, observed.now)
+    totals, (verdict, _) = _judged(observed, lambda totals: (decide(experiment, plan, totals, observed.now), False))
     if verdict.inconclusive and plan.inconclusive == "pause":
         return Found(verdict, stage=stages.pause(experiment, observed.now, verdict.reason))
     if verdict.verdict == "undecided":
@@ -92,11 +92,14 @@ def _test(observed: ObservedTest) -> Found:
 def _paused(observed: ObservedTest) -> Found:
     """Look for a breach alone: a person decides on the rest."""
     experiment, plan = observed.experiment, observed.plan
-    totals = gather(observed.store, experiment, plan, observed.now)
     in_ramp = experiment.counting.name == "ramp"
-    verdict = (
-        ramp.verdict_of(experiment, plan, totals, observed.now)[0] if in_ramp else decide(experiment, plan, totals, observed.now)
-    )
+
+    def judge(totals: ArmTotals) -> tuple[Verdict, bool]:
+        if in_ramp:
+            return ramp.verdict_of(experiment, plan, totals, observed.now)[0], False
+        return decide(experiment, plan, totals, observed.now), False
+
+    totals, (verdict, _) = _judged(observed, judge)
     if verdict.verdict == "breach":
         return _ended(observed, verdict, totals)
     by = experiment.stage.by
@@ -110,12 +113,29 @@ def _beside(observed: ObservedTest) -> Found:
     watched = observed.experiment
     if decision := probation.stored_decision(observed.store, watched):
         return Found(decision.verdict, decision=decision)
-    totals = gather(observed.store, watched, observed.plan, observed.now)
     of_watch = watched.stage.name == probation.WATCH
-    verdict = probation.verdict_of(observed.plan, totals) if of_watch else anchor.verdict_of(watched, observed.plan, totals)
+
+    def judge(totals: ArmTotals) -> tuple[Verdict, bool]:
+        found = probation.verdict_of(observed.plan, totals) if of_watch else anchor.verdict_of(watched, observed.plan, totals)
+        return found, False
+
+    totals, (verdict, _) = _judged(observed, judge)
     if verdict.verdict == "undecided":
         return Found(verdict)
     return Found(verdict, decision=probation.rollback(watched, verdict, totals, observed.now))
+
+
+def _judged(observed: ObservedTest, judge: Callable[[ArmTotals], tuple[Verdict, bool]]) -> tuple[ArmTotals, tuple[Verdict, bool]]:
+    """Return the totals and what they mean: a verdict, and whether the stage has passed.
+
+    Before anything ends or moves, all events that came late are looked for.
+    """
+    for complete in (False, True):
+        totals = gather(observed.store, observed.experiment, observed.plan, observed.now, complete=complete)
+        verdict, passed = judge(totals)
+        if verdict.verdict == "undecided" and not passed and not verdict.inconclusive:
+            break
+    return totals, (verdict, passed)
 
 
 STAGES: Mapping[StageName, Callable[[ObservedTest], Found]] = {"shadow": _shadow, "ramp": _ramp, "test": _test, "paused": _paused}

@@ -18,10 +18,8 @@ from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, P
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
 from tasks.labels import users
-from tasks.labels.partitions import plan_window, references
-from tasks.labels.pipeline import label_window
+from tasks.labels.counted import read_requests
 from tasks.labels.shares import codes
-from tasks.labels.window import Window
 from tasks.rewards.weights import scale
 
 DAY = users.DAY
@@ -53,7 +51,7 @@ class ArmTotals:
     absent: Mapping[Arm, int]
     """Users with a history who are assigned to the arm and have no request that counts; empty for a crossover."""
     inputs: tuple[ObjectReference, ...] = ()
-    """The event objects that were read."""
+    """The objects that were read: of settled hours and days, and of the events since."""
     in_block: Mapping[Arm, Sums] = field(default_factory=dict)
     """The part of `during` from the second half of each block of time; empty if unknown."""
     immediate: Mapping[Arm, Sums] = field(default_factory=dict)
@@ -103,25 +101,24 @@ def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     return ArmTotals(during, later, before, evidence.absent, in_block=in_block, immediate=immediate)
 
 
-def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float) -> ArmTotals:
-    """Read the events from `baseline_seconds` before the experiment on, and total them."""
-    labelled, until, inputs = read_labelled(store, experiment, plan, now)
+def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float, *, complete: bool = True) -> ArmTotals:
+    """Read the requests from `baseline_seconds` before the experiment on, and total them; `complete` as in read_requests."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now, complete=complete)
     return total(labelled, experiment, plan, until, inputs)
 
 
 def read_labelled(
-    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float
+    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float, *, complete: bool = True
 ) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
     """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
-    window = Window(since=begin, until=now, oldest=begin, known={})
-    listed = plan_window(store, window, now, plan.join_seconds)
-    labelled = label_window(store, listed, tokens=False).requests
+    found = read_requests(store, begin, now, plan.join_seconds, complete=complete)
+    labelled = found.requests
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)
         known = users.with_history(register, experiment.started, plan.min_history_requests)
         labelled = labelled.filter(pl.col("user").is_in(pl.Series(list(known), dtype=pl.String).implode()))
-    return labelled, now - plan.settle_seconds, (*references(listed.completions), *references(listed.feedback))
+    return labelled, now - plan.settle_seconds, found.inputs
 
 
 def total(
@@ -140,7 +137,8 @@ def total(
     during = made.filter(pl.col("time") <= until)
     since = _later_from(experiment, until)
     young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
-    sums, at_once = (_capped(rows, plan, pl.col("time") >= since) for rows in (during, young))
+    sums = _capped(during, plan, {LATER: pl.col("time") >= since, IN_BLOCK: pl.col("in_block")})
+    at_once = _capped(young, plan, {})
     earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
     names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
@@ -216,23 +214,25 @@ def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.Dat
 
 def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     """Mark the first request of each turn, a user's block of time on an arm, and those by a credential of several users."""
-    block = (pl.col("time") // plan.block_seconds).cast(pl.Int64)
-    turn = pl.int_range(pl.len()).over("user", "arm", block) == 0
     quarter = (pl.col("time") % DAY // (DAY / len(QUARTERS))).cast(pl.Int64)
-    torn = pl.col("arm").n_unique().over("user", block) > 1
+    rows = rows.with_columns(block=(pl.col("time") // plan.block_seconds).cast(pl.Int64))
+    rows = rows.with_columns(turn=pl.struct("user", "arm", "block").is_first_distinct())
+    turn = pl.col("turn")
+    torn = pl.struct("user", "block", "turn").is_duplicated()  # two turns in one block
+    users = rows.select("credential", "user").unique().group_by("credential").len("users")
     return rows.with_columns(
         pl.lit(1.0).alias(MADE),
-        (pl.col("user").n_unique().over("credential") > 1).cast(pl.Float64).alias(NAMED),
+        pl.col("credential").is_in(users.filter(pl.col("users") > 1)["credential"].implode()).cast(pl.Float64).alias(NAMED),
         (turn & torn).cast(pl.Float64).alias(TORN),
         *((turn & (quarter == number)).cast(pl.Float64).alias(name) for number, name in enumerate(QUARTERS)),
         in_block=pl.col("time") % plan.block_seconds >= plan.block_seconds / 2,
-    )
+    ).drop("block", "turn")
 
 
-def _capped(rows: pl.DataFrame, plan: Plan, half: pl.Expr) -> pl.DataFrame:
-    """Return the sums by arm, user and credential, scaled down for busy users and credentials."""
+def _capped(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr]) -> pl.DataFrame:
+    """Return the sums by arm, user and credential, of all rows and of parts, scaled down for busy users and credentials."""
     keys = ("arm", "user", "credential")
-    sums = _sums(rows, plan, {LATER: half, IN_BLOCK: pl.col("in_block")}, *keys)
+    sums = _sums(rows, plan, parts, *keys)
     uncapped = rows.group_by(keys).agg(pl.col(*UNCAPPED).sum())
     return cap_requests(sums, plan).join(uncapped, on=keys, how="left", maintain_order="left")
 
@@ -261,9 +261,12 @@ def _median_requests(sums: pl.DataFrame) -> float:
 def _sums(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
     """Return every sum by these keys, of all rows and of each part (with its prefix), in a fixed order."""
     valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **values(plan))
-    sums = [pl.col(name).sum() for name in SUMS]
-    of_parts = [pl.col(name).filter(f"is_{part}").sum().alias(part + name) for part in parts for name in SUMS]
-    return valued.group_by(keys).agg(*sums, *of_parts).sort(keys)
+    sums = valued.group_by(keys).agg(pl.col(*SUMS).sum())
+    for part in parts:  # each by itself, since a filter within a group costs ten times as much
+        names = [pl.col(name).sum().alias(part + name) for name in SUMS]
+        of_part = valued.filter(f"is_{part}").group_by(keys).agg(names)
+        sums = sums.join(of_part, on=keys, how="left").with_columns(pl.col(part + name).fill_null(0.0) for name in SUMS)
+    return sums.sort(keys)
 
 
 def _scaled(sums: pl.DataFrame, factor: pl.Series) -> pl.DataFrame:

@@ -13,9 +13,7 @@ from infra.settings import Settings
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
-from tasks.labels.partitions import plan_window
-from tasks.labels.pipeline import label_window
-from tasks.labels.window import Window
+from tasks.labels.counted import read_requests
 
 DAY = 86_400.0
 
@@ -58,8 +56,7 @@ def recent(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days:
     """Read the requests of the last days that a test would count; users with less history than a test asks for are left out."""
     settings, collect = resolved.experiment, resolved.collect
     begin, until = now - days * DAY, now - collect.settle_seconds
-    listed = plan_window(store, Window(since=begin, until=until, oldest=begin, known={}), now, collect.join_seconds)
-    rows = label_window(store, listed, tokens=False).requests
+    rows = read_requests(store, begin, now, collect.join_seconds).requests
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))

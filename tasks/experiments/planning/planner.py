@@ -14,7 +14,7 @@ from that joint normal distribution. What a setting leaves open, 0 or "auto", is
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -225,7 +225,7 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
 def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposal:
     """Return the settings of the next test, with open ones chosen from the traffic."""
     plan = make_plan(settings, collect)
-    designs: tuple[Design, ...] = ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
+    designs = designs_of(settings)
     obstacles = {design: obstacle_of(traffic.users, plan, design) for design in designs}
     possible = [design for design in designs if not obstacles[design]]
     if not possible or not traffic.sums["judged"].sum():
@@ -248,6 +248,11 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
         if gains[best] <= (HARMLESS if fast else settings.gain):
             break
     return _chosen(traffic, settings, plan, best, days, errors[best], gains[best])
+
+
+def designs_of(settings: Experiment) -> tuple[Design, ...]:
+    """Return the designs that a setting leaves open."""
+    return ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
 
 
 def _durations(settings: Experiment) -> list[float]:
@@ -327,47 +332,3 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
             f"    max_seconds = {chosen.max_seconds:.0f}",
         ]
     )
-
-
-class NothingToPlan(ValueError):
-    """There is no recent traffic to plan from."""
-
-
-@dataclass(frozen=True, eq=False)
-class Outlook:
-    """What a team can find out from its recent traffic, and the next test."""
-
-    prospects: tuple[Prospect, Prospect]
-    traffic: Traffic
-    plan: Plan
-    proposal: Proposal
-
-    def __str__(self) -> str:
-        return page(self.prospects, self.traffic, self.plan, self.proposal)
-
-    def values(self) -> dict[str, object]:
-        """Return it as JSON values; a gain that no test detects is null."""
-        found = [asdict(prospect) for prospect in self.prospects]
-        for prospect in found:
-            prospect["smallest"] = {name: gain if math.isfinite(gain) else None for name, gain in prospect["smallest"].items()}
-        return {
-            "users": self.traffic.users,
-            "requests_per_day": self.traffic.per_day,
-            "acceptance": self.traffic.mean("accepted", "shown"),
-            "prospects": found,
-            "next": {"reason": self.proposal.reason, "experiment": self.proposal.settings.model_dump(mode="json")},
-        }
-
-
-def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> Outlook:
-    """Return what the team can find out from the traffic of the last `days`, and the next test.
-
-    Raises:
-        NothingToPlan: a test would count none of the requests.
-    """
-    plan = make_plan(settings.experiment, settings.collect)
-    traffic = recent(store, settings, plan, now, days)
-    if not traffic.sums["judged"].sum():
-        raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
-    proposal = propose(traffic, settings.experiment, settings.collect)
-    return Outlook(prospects(traffic, plan), traffic, plan, proposal)

@@ -44,7 +44,9 @@ def export(store: ObjectStore, settings: Settings, identifier: str, folder: Path
     """
     experiment, decision = _experiment(store, identifier)
     plan = plan_of(experiment)
-    labelled, until, _ = read_labelled(store, experiment, plan, decision.decided if decision else now)
+    labelled, until, _ = read_labelled(store, experiment, plan, now)
+    if decision:
+        until = decision.decided - plan.settle_seconds
     found = facts(labelled, experiment, plan, until)
     shown = exposures(found)
     if not len(shown):

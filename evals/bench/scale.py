@@ -1,0 +1,237 @@
+"""The benchmark of size: what a look of the A/B gate costs over the days of a test.
+
+Events of a month, as an app ships them every few seconds, lie on the disk of this machine. Looks at tests that began so many days
+ago each run in a process of their own: the first, one 20 seconds later with a new segment, and the first of the next hour. No
+network is measured: the requests to the store are counted instead.
+"""
+
+import io
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.join import made_completions, made_feedback
+from evals.bench.rigs.servers import in_new_process
+from infra.assignment import assigned_arm
+from infra.records import ExperimentRecord
+from infra.registry.client import Aliases
+from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment
+from infra.storage.store import AlreadyExists, ObjectStore, sha256
+from tasks.experiments.controller.look import ObservedTest, look
+from tasks.experiments.planning.plan import make_plan
+from tasks.labels.partitions import plan_window
+from tasks.labels.pipeline import label_window
+from tasks.labels.window import Window
+
+DAYS = Size(full=(2, 4, 8, 16, 32), quick=(1, 2, 4))
+REQUESTS = Size(full=5_000, quick=1_200)
+"""Requests a day."""
+OBJECTS = Size(full=6_250, quick=480)
+"""Objects a day, of both kinds: 200,000 in 32 days."""
+USERS = 60
+DAY, HOUR = 86_400.0, 3_600.0
+END = 1_800_000_000.0 - 1_800_000_000.0 % DAY + 14.5 * HOUR
+"""Time of the first look, in the middle of an hour."""
+WEEK = 7.0
+PAGE = 1_000
+"""Keys that a listing of S3 returns at most."""
+TARGET_GETS, TARGET_SECONDS, TARGET_GROWTH = 500.0, 2.0, 1.1
+
+
+@dataclass
+class Requests:
+    """Requests to a store."""
+
+    gets: int = 0
+    lists: int = 0
+    bytes: int = 0
+
+
+class CountingStore(ObjectStore):
+    """A bucket on this machine's disk that counts the requests which S3 would get."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.bucket, self.sent = root, "bench", Requests()
+
+    def put(self, key: str, body: bytes) -> str:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+        return sha256([body])
+
+    def put_new(self, key: str, body: bytes) -> str:
+        if self.exists(key):
+            raise AlreadyExists(key)
+        return self.put(key, body)
+
+    def get(self, key: str) -> bytes:
+        try:
+            body = (self.root / key).read_bytes()
+        except FileNotFoundError as error:
+            raise KeyError(key) from error
+        self.sent.gets += 1
+        self.sent.bytes += len(body)
+        return body
+
+    def exists(self, key: str) -> bool:
+        return (self.root / key).exists()
+
+    def delete(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        found = sorted(key for key in self._below(prefix.rpartition("/")[0]) if key.startswith(prefix))
+        self.sent.lists += max(1, -(-len(found) // PAGE))
+        yield from found
+
+    def _below(self, folder: str) -> Iterator[str]:
+        if (self.root / folder).is_dir():
+            for entry in os.scandir(self.root / folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir():
+                    yield from self._below(name)
+                else:
+                    yield name
+
+
+def make(store: ObjectStore, experiment: ExperimentRecord, span: tuple[float, float], requests: int, objects: int) -> None:
+    """Write the events of a span of time: `requests` a day in `objects` objects a day."""
+    seconds = 2 * DAY / objects
+    begin, end = span
+    while begin < end:
+        until = min(begin + HOUR, end)
+        draw = np.random.default_rng(round(begin))
+        times = np.sort(begin + draw.random(max(round(requests * (until - begin) / DAY), 1)) * (until - begin))
+        served = made_completions(draw, f"{begin:.0f}", times)
+        served = served.with_columns(user=pl.format("u{}", pl.Series(draw.integers(0, USERS, len(times)))))
+        arms = [assigned_arm(experiment, user, at) for user, at in served.select("user", "time").iter_rows()]
+        served = served.with_columns(
+            **{"arm": pl.Series(arms), "assigned_arm": pl.Series(arms), "experiment": pl.lit(experiment.id)},
+            **{"assigned": pl.lit(experiment.id), "ttft_ms": pl.Series(draw.gamma(4, 10, len(times)))},
+            total_ms=pl.Series(draw.gamma(4, 60, len(times))),
+            policy_version=pl.Series(["1" if arm == "champion" else "2" for arm in arms]),
+        )
+        for kind, rows in (("completions", served), ("feedback", made_feedback(draw, served))):
+            ship(store, kind, rows.filter(pl.col("time") < end), seconds)
+        begin = until
+
+
+def ship(store: ObjectStore, kind: str, rows: pl.DataFrame, seconds: float) -> None:
+    """Write rows as an app does that closes a segment after so many seconds."""
+    for (slot,), part in rows.with_columns(slot=pl.col("time") // seconds).partition_by("slot", as_dict=True).items():
+        opened = datetime.fromtimestamp(float(slot) * seconds, UTC)  # type: ignore[arg-type]  # the column holds floats
+        name = f"date={opened:%Y-%m-%d}/hour={opened:%H}/{opened:%Y%m%dT%H%M%S.%f}-{part['id'][0]}"
+        sink = io.BytesIO()
+        pq.write_table(part.drop("slot").to_arrow(compat_level=pl.CompatLevel.oldest()), sink, compression="zstd")
+        store.put(f"events/{kind}/{name}.parquet", sink.getvalue())
+
+
+def experiment_of(days: float) -> ExperimentRecord:
+    """Return a test that began so many days before END, of a size that it does not reach."""
+    settings = Experiment(
+        **{"design": "by_user", "planned_requests": 10**9, "max_seconds": 365 * DAY, "min_requests": 10**8},
+        **{"min_history_requests": 0, "shadow_requests": 0, "ramp": ()},
+    )
+    plan = make_plan(settings, Collect())
+    return ExperimentRecord(id="bench", champion="1", challenger="2", share=0.5, started=END - days * DAY, plan=plan)
+
+
+def measure(folder: Path, days: float, now: float) -> dict[str, float]:
+    """Return what a look at a test of so many days costs: requests to the store, CPU seconds, and megabytes of memory."""
+    store, experiment = CountingStore(folder), experiment_of(days)
+    assert experiment.plan
+    before, cpu = _memory(), time.process_time()
+    found = look(ObservedTest(store, experiment, experiment.plan, now, 6.0), Aliases("1", "2", experiment, None))
+    cpu = time.process_time() - cpu
+    assert found.verdict.verdict == "undecided", found.verdict.reason
+    return {
+        **{"gets": store.sent.gets, "lists": store.sent.lists, "bytes": store.sent.bytes, "cpu": cpu},
+        **{"memory": _memory() - before, "requests": sum(found.verdict.requests.values())},
+    }
+
+
+def measure_join(folder: Path, days: float) -> dict[str, float]:
+    """Return what a cycle's join of a window of so many days costs."""
+    store, collect = CountingStore(folder), Collect()
+    before, cpu = _memory(), time.process_time()
+    window = Window(since=END - days * DAY, until=END, oldest=END - days * DAY, known={})
+    plan = plan_window(store, window, END, collect.join_seconds, hindsight=collect.hindsight)
+    rows = label_window(store, plan).requests.height
+    return {
+        **{"gets": store.sent.gets, "cpu": time.process_time() - cpu, "memory": _memory() - before, "requests": rows},
+    }
+
+
+def _memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
+    """Make events, and look at tests of more and more days; then join the window of a cycle."""
+    sizes = DAYS.of(bench.quick)
+    requests, objects = REQUESTS.of(bench.quick), OBJECTS.of(bench.quick)
+    with (
+        tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder,
+        bench.part("looks", 2 + 3 * len(sizes), share=1.0) as part,
+    ):
+        root = Path(folder)
+        for days, since in zip(sizes, (0.0, *sizes), strict=False):
+            make(CountingStore(root), experiment_of(days), (END - days * DAY, END - since * DAY), requests, objects)
+        part.advance()
+        later = {}
+        for days in sizes:
+            shutil.rmtree(root / "counted", ignore_errors=True)
+            later[days] = found = measured(root, days, requests, objects, part.advance)
+            yield from of_test(days, found)
+        joined = in_new_process(measure_join, root, min(WEEK, sizes[-1]))
+        part.advance()
+    for name in ("gets", "cpu", "bytes"):
+        growth = [twice["later"][name] / max(once["later"][name], 1e-9) for once, twice in pairwise(later.values())]
+        most = TARGET_GROWTH if name != "bytes" else None
+        yield figure(f"scale.growth_{name}", float(np.exp(np.mean(np.log(growth)))), "times for twice the days", most=most)
+        yield figure(f"scale.growth_{name}_last", growth[-1], "times from the last but one to the last size")
+    yield from (figure(f"scale.join_{name}", value, unit) for name, value, unit in _units(joined))
+
+
+def measured(root: Path, days: float, requests: int, objects: int, advance: Callable[[], None]) -> dict[str, dict[str, float]]:
+    """Return the costs of the first look at a test, of a later one, and of the first in the next hour."""
+    store, found, last = CountingStore(root), {}, END
+    written: list[str] = []
+    for name, now in (("first", END), ("later", END + 20), ("hour", END + HOUR)):
+        if now > last:
+            before = set(store.keys("events/"))
+            make(store, experiment_of(days), (last, now), requests, objects)
+            written += set(store.keys("events/")) - before
+        found[name], last = in_new_process(measure, root, days, now), now
+        advance()
+    for key in written:
+        store.delete(key)
+    return found
+
+
+def of_test(days: float, found: dict[str, dict[str, float]]) -> Iterator[Figure]:
+    """Yield the figures of the looks at a test; those after the first have targets."""
+    for look_name, costs in found.items():
+        for name, value, unit in _units(costs):
+            most = {"gets": TARGET_GETS, "cpu": TARGET_SECONDS}.get(name) if look_name == "later" else None
+            yield figure(f"scale.{look_name}_{name}_{days}_days", value, unit, most=most)
+
+
+def _units(costs: dict[str, float]) -> Iterator[tuple[str, float, str]]:
+    units = {"gets": "GETs", "lists": "LISTs", "bytes": "MB", "cpu": "s of CPU", "memory": "MB more", "requests": ""}
+    for name, unit in units.items():
+        if name in costs:
+            yield name, costs[name] / (1e6 if name == "bytes" else 1), unit

@@ -1,0 +1,80 @@
+"""Whether a team's traffic can fill a cycle and a test within their bounds, when it will, and what to change instead."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from infra.records.few import Few
+from infra.settings import Settings
+from infra.storage import few
+from tasks.experiments.counting.traffic import DAY, Traffic
+from tasks.experiments.planning import planner
+from tasks.experiments.planning.plan import make_plan
+from tasks.labels.pace import too_slow
+from tasks.labels.window import WINDOW_SECONDS
+
+MOST_DAYS = 730.0
+"""Days beyond which no test is worth waiting for."""
+
+
+def too_few(traffic: Traffic, settings: Settings, now: float) -> tuple[Few, ...]:
+    """Return what this traffic is too little for: a cycle, a test, both or neither."""
+    return tuple(filter(None, (_cycle(traffic, settings, now), _test(traffic, settings, now))))
+
+
+def _cycle(traffic: Traffic, settings: Settings, now: float) -> Few | None:
+    """Return why no cycle begins, even if each request became a sample."""
+    most, asked = traffic.per_day * WINDOW_SECONDS / DAY, settings.collect.min_samples
+    return too_slow(round(most), asked, WINDOW_SECONDS, now) if most < asked else None
+
+
+def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
+    """Return why no test of the longest duration finds the gain that is asked for, and how long one would take."""
+    plan, gain = make_plan(settings.experiment, settings.collect), settings.experiment.gain
+    longest = settings.experiment.max_seconds / DAY or planner.MAX_DAYS
+    designs = planner.designs_of(settings.experiment)
+    possible = [design for design in designs if not planner.obstacle_of(traffic.users, plan, design)]
+    if not possible or not traffic.sums["judged"].sum():
+        lacks = planner.obstacle_of(traffic.users, plan, designs[-1]) or "no request of these days was judged"
+        return _found(now, f"An A/B test cannot end with a verdict, since there are too few users or labels ({lacks})", None, "")
+    errors = [planner.errors_of(traffic, plan, design) for design in possible]
+
+    def finds(days: float) -> float:
+        """Return the smallest gain that is found in so many days."""
+        margins = (planner.widened_margins(traffic, plan, each.covariance(days)) for each in errors)
+        return min(planner.smallest(traffic, plan, each, days, margin) for each, margin in zip(errors, margins, strict=True))
+
+    found = finds(longest)
+    if plan.mode == "non_inferiority" or found <= gain:
+        return None
+    days = _enough(finds, gain, longest)
+    least = f"the smallest that it finds is +{found:.0%}" if math.isfinite(found) else "it finds none"
+    asked = f"experiment.gain asks for a test that finds +{gain:.0%}, and {longest:g} days are the longest"
+    of_gain = f"Set experiment.gain to {math.ceil(found * 100) / 100:g}, or " if found <= planner.HOPELESS else "Else "
+    return _found(now, f"{asked}: with {traffic.per_day:.0f} requests a day {least}", days, of_gain)
+
+
+def _enough(finds: Callable[[float], float], gain: float, longest: float) -> float | None:
+    """Return the days of a test that finds the gain; None above MOST_DAYS."""
+    low, high = longest, longest
+    while finds(high) > gain:
+        low, high = high, 2 * high
+        if low > MOST_DAYS:
+            return None
+    for _ in range(6):
+        middle = (low + high) / 2
+        low, high = (low, middle) if finds(middle) <= gain else (middle, high)
+    return high
+
+
+def _found(now: float, reason: str, days: float | None, first: str) -> Few:
+    change = (
+        f'{first}let more developers take part (serving.terms.experiments), or set experiment.mode = "non_inferiority": '
+        "shadow, ramp and watch then keep harm away, and no gain is shown"
+    )
+    possible = None if days is None else now + days * DAY
+    return Few(what="test", time=now, reason=reason, possible=possible, change=change[0].upper() + change[1:])
+
+
+def page(found: Sequence[Few]) -> str:
+    """Return what is too little as text, a line each."""
+    return "\n".join(f"Too few for a {each.what}: {few.in_words(each)}." for each in found)

@@ -1,0 +1,67 @@
+"""The report of `tabloop plan`: what a team's tests can find, the next test, and what the traffic is too little for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from infra.records import Plan
+from infra.records.few import Few
+from infra.settings import Settings
+from infra.storage import few as log
+from infra.storage.store import ObjectStore
+from tasks.experiments.counting.traffic import Traffic, recent
+from tasks.experiments.planning import few
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.planning.planner import Proposal, Prospect, page, propose, prospects
+
+
+class NothingToPlan(ValueError):
+    """There is no recent traffic to plan from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a team can find out from its recent traffic, the next test, and what is too little for either."""
+
+    prospects: tuple[Prospect, Prospect]
+    traffic: Traffic
+    plan: Plan
+    proposal: Proposal
+    too_little: Sequence[Few]
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (page(self.prospects, self.traffic, self.plan, self.proposal), few.page(self.too_little))))
+
+    def values(self) -> dict[str, object]:
+        """Return it as JSON values; a gain that no test detects is null."""
+        found = [asdict(prospect) for prospect in self.prospects]
+        for prospect in found:
+            prospect["smallest"] = {name: gain if math.isfinite(gain) else None for name, gain in prospect["smallest"].items()}
+        return {
+            "users": self.traffic.users,
+            "requests_per_day": self.traffic.per_day,
+            "acceptance": self.traffic.mean("accepted", "shown"),
+            "prospects": found,
+            "next": {"reason": self.proposal.reason, "experiment": self.proposal.settings.model_dump(mode="json")},
+            "too_little": [each.model_dump(mode="json") for each in self.too_little],
+        }
+
+
+def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> Outlook:
+    """Return what the team can find out from the traffic of the last `days`, the next test, and what is too little for either.
+
+    Raises:
+        NothingToPlan: a test would count none of the requests.
+    """
+    plan = make_plan(settings.experiment, settings.collect)
+    traffic = recent(store, settings, plan, now, days)
+    if not traffic.sums["judged"].sum():
+        raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
+    proposal = propose(traffic, settings.experiment, settings.collect)
+    return Outlook(prospects(traffic, plan), traffic, plan, proposal, few.too_few(traffic, settings, now))
+
+
+def record(store: ObjectStore, settings: Settings, now: float) -> tuple[Few, ...]:
+    """Write what the traffic of the last week is too little for, once a day, and return it."""
+    traffic = recent(store, settings, make_plan(settings.experiment, settings.collect), now)
+    return tuple(log.write(store, each) for each in few.too_few(traffic, settings, now))

@@ -1,0 +1,271 @@
+"""The labelled requests of a time, as A/B tests, the planner and the export count them: each hour is labelled once.
+
+An hour that has settled, WAIT_SECONDS after the join could still find feedback, is an object of the store
+(infra/storage/counted.py); 24 of them become a day. A look reads these, and labels the requests since from their events. The
+result is that of labelling all events at once.
+
+What arrives later than that for a settled hour changes it: an event that names one of its requests, or a segment that was shipped
+late. Such hours are found by listing all objects, and made again: whenever an hour has settled, and in a `complete` read, which
+comes before every decision. Of the objects that a settled hour was made from, nothing is fetched again.
+
+A run may be killed anywhere: hours that change are made again before the objects that change them count as known.
+"""
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import polars as pl
+
+from infra.records import Completion, ObjectReference
+from infra.records.events import NotTaken
+from infra.storage import counted
+from infra.storage.counted import DAY, HOUR, Inputs, Level, Made, Span, Stored, Unusable
+from infra.storage.events.read import erased_subjects
+from infra.storage.events.tables import schema
+from infra.storage.events.view import FetchedOnce
+from infra.storage.store import ObjectStore
+from tasks.labels.attribution import LABEL
+from tasks.labels.event_index import KINDS, REACH_SECONDS, EventIndex, Listing, chunks, scan
+from tasks.labels.partitions import plan_window, references
+from tasks.labels.pipeline import label_window
+from tasks.labels.unreported import by_own_rules
+from tasks.labels.window import Window
+
+log = logging.getLogger(__name__)
+WAIT_SECONDS = 120.0
+"""Seconds after the end of an hour and `join_seconds` until the hour has settled: events take seconds to be shipped."""
+SERVED = (
+    *("id", "time", "project", "user", "credential", "language", "policy_version", "arm", "experiment", "assigned"),
+    *("assigned_arm", "mixed", "withheld", "pinned", "exploring", "opted_out", "finish_reason", "ttft_ms", "total_ms"),
+)
+"""Columns of a completion."""
+COLUMNS: Mapping[str, pl.DataType | type[pl.DataType]] = {
+    **{name: kind for name, kind in schema(Completion).items() if name in SERVED},
+    **dict.fromkeys(("blank", "unreported", "rules", "cache_hit"), pl.Boolean),
+    **{"outcome": LABEL, "not_taken": pl.Enum(get_args(NotTaken)), "seen_ms": pl.Float64},
+    **dict.fromkeys(("shown_characters", "accepted_characters", "kept_characters"), pl.Int64),
+}
+"""Columns of a counted request (infra/docs/how/counted.md)."""
+EVERYTHING = Window(since=-math.inf, until=math.inf, oldest=-math.inf, known={})
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """The labelled requests of a time."""
+
+    requests: pl.DataFrame
+    """COLUMNS without `rules`, by time, then id, a row a request."""
+    inputs: tuple[ObjectReference, ...]
+    """What they were read from: objects of hours and days, and event objects."""
+
+
+def read_requests(store: ObjectStore, begin: float, now: float, join_seconds: float, *, complete: bool = True) -> Counted:
+    """Return the labelled requests after `begin`.
+
+    Args:
+        now: the present, since all event objects are listed until then.
+        complete: whether to look for late events of settled hours; else those since the last hour settled may be missing.
+
+    Raises:
+        InputChanged: a user or project was erased meanwhile.
+    """
+    reader = _Reader(FetchedOnce(store), begin, now, join_seconds)
+    found = (None if complete else reader.without_late()) or reader.complete()
+    erased = erased_subjects(store)
+    rows = found.requests.filter(
+        pl.col("time") > begin,
+        *(~pl.col(name).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for name, names in erased.columns()),
+    )
+    once = rows.sort("time", "id").unique("id", keep="last", maintain_order=True)
+    return Counted(by_own_rules(once), found.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    store: ObjectStore
+    begin: float
+    now: float
+    join_seconds: float
+    known: dict[str, Stored] = field(default_factory=dict)
+    """The requests of spans that are in memory, by key."""
+
+    @property
+    def reach(self) -> float:
+        return self.join_seconds + REACH_SECONDS
+
+    @property
+    def settled(self) -> float:
+        """The end of the last hour that has settled; the begin of the first hour that counts where none has."""
+        last = (self.now - self.join_seconds - WAIT_SECONDS) // HOUR * HOUR
+        return max(last, self.begin // HOUR * HOUR)
+
+    @property
+    def hours(self) -> frozenset[float]:
+        """The hours to count that have settled."""
+        return frozenset(hour * HOUR for hour in range(int(self.begin // HOUR), int(self.settled // HOUR)))
+
+    def without_late(self) -> Counted | None:
+        """Return the requests from the objects of settled hours and the events since; None where an object is missing."""
+        found = counted.listed(self.store, self.join_seconds, self.begin, self.settled)
+        if not self.hours or not self.hours <= found.keys():
+            return None
+        low, spans = self.settled - self.reach, sorted(set(found.values()))
+        try:
+            rows = [self.requests(span) for span in spans]
+            last = {found[hour] for hour in (self.settled - HOUR, self.settled - 2 * HOUR) if hour in found}
+            old = [counted.read_inputs(self.store, span).objects.filter(pl.col("last") < low)["key"] for span in last]
+        except Unusable as error:
+            log.warning("%s: it is made again", error)
+            return None
+        # A segment that was opened in the hour before may hold later rows.
+        recent = Listing.recent(self.store, low - HOUR, self.now, pl.concat(old).to_list())
+        return self._with(rows, spans, recent.keys)
+
+    def complete(self) -> Counted:
+        """Return the requests after all objects were listed, and the hours that are missing or changed were made."""
+        since = self.begin // HOUR * HOUR
+        listing = Listing.of(self.store, since, self.now)
+        spans, known = self._stored()
+        found = scan(self.store, listing, frozenset(known.objects["key"]), since)
+        making = Making(self, listing, known + found, found, spans)
+        changed, missing = found.changes(known, self.reach) & spans.keys(), self.hours - spans.keys()
+        making.again(changed, last=not missing)
+        making.first(missing)
+        making.days()
+        chosen = sorted({making.spans[hour] for hour in self.hours})
+        return self._with([self.requests(span) for span in chosen], chosen, making.keys(self.settled, math.inf))
+
+    def _with(self, rows: Sequence[pl.DataFrame], spans: Sequence[Span], keys: Mapping[str, Sequence[str]]) -> Counted:
+        """Return the requests of settled hours together with those since."""
+        since, references = self.label(keys, self.settled, math.inf)
+        made = [
+            ObjectReference(key=span.key, sha256=self.known[span.key].sha256, rows=len(own), last=span.end)
+            for span, own in zip(spans, rows, strict=True)
+        ]
+        return Counted(pl.concat([*rows, since]), (*made, *references))
+
+    def _stored(self) -> tuple[dict[float, Span], EventIndex]:
+        """Return the usable objects from the day before `begin` on, by hour, and the index of what they were made from."""
+        spans: dict[float, Span] = {}
+        known = [EventIndex.empty()]
+        found = counted.listed(self.store, self.join_seconds, self.begin - DAY, self.settled)
+        for span in sorted(set(found.values())):
+            try:
+                rows, inputs = self.requests(span), counted.read_inputs(self.store, span)
+            except Unusable as error:
+                log.warning("%s: it is removed and made again", error)
+                counted.remove(self.store, span.key)
+                continue
+            spans |= {hour: span for hour in span.hours if found.get(hour) == span}
+            ids = rows.select(pl.col("id").hash(), "time")
+            known.append(EventIndex(inputs.objects.filter(pl.col("since") <= self.begin), ids, inputs.events))
+        return spans, EventIndex.together(known)
+
+    def requests(self, span: Span) -> pl.DataFrame:
+        """Return the requests of a span. Raises Unusable."""
+        if span.key not in self.known:
+            stored = counted.read(self.store, span)
+            if missing := COLUMNS.keys() - set(stored.rows.columns):
+                raise Unusable(f"{self.store.uri(span.key)} lacks the column {min(missing)!r}")
+            self.known[span.key] = replace(stored, rows=_typed(stored.rows))
+        return self.known[span.key].rows
+
+    def label(self, keys: Mapping[str, Sequence[str]], begin: float, end: float) -> tuple[pl.DataFrame, list[ObjectReference]]:
+        """Return the labelled requests of a time from these event objects, and the references of these."""
+        plan = plan_window(self.store, EVERYTHING, self.now, self.join_seconds, listed=keys)
+        rows = label_window(self.store, plan, tokens=False, part=True).requests
+        own = rows.filter(pl.col("time") >= begin, (pl.col("time") < end) | math.isinf(end))
+        return _typed(own), [*references(plan.completions), *references(plan.feedback)]
+
+
+@dataclass(eq=False)
+class Making:
+    """The making of hours in one read. Spans that change are written before the objects that change them count as known."""
+
+    reader: _Reader
+    listing: Listing
+    index: EventIndex
+    """All event objects."""
+    found: EventIndex
+    """Those that no span was made from."""
+    spans: dict[float, Span]
+    """The newest span of each hour."""
+    left: EventIndex = field(init=False)
+    """Those of `found` that no span was made from yet."""
+
+    def __post_init__(self) -> None:
+        self.left = self.found
+
+    def again(self, hours: Collection[float], *, last: bool) -> None:
+        """Make the spans of hours that changed again; `last`: no other hour is made after them."""
+        changed = sorted({self.spans[hour] for hour in hours})
+        for number, span in enumerate(changed, 1):
+            known = last and number == len(changed)
+            made = self._made(span.begin, span.end, "events came late", known=known)
+            if made.digest != span.digest:
+                log.warning("%s: events came late: it is made again", self.reader.store.uri(span.key))
+                rows, _ = self.reader.label(self.keys(span.begin, span.end), span.begin, span.end)
+                self._write(span.level, span.begin, rows, made)
+
+    def first(self, hours: Collection[float]) -> None:
+        """Make the spans of hours that have none: days where all of their hours settled at once."""
+        if hours:
+            log.info("%d settled hours have no object of release %s: they are made", len(hours), counted.RELEASE)
+        for chunk in chunks(hours, DAY):
+            begin, end = chunk[0], chunk[-1] + HOUR
+            rows, _ = self.reader.label(self.keys(begin, end), begin, end)
+            if len(chunk) == DAY / HOUR:
+                self._write("day", begin, rows, self._made(begin, end, "settled", known=True))
+                continue
+            for hour in chunk:
+                own = rows.filter(pl.col("time") >= hour, pl.col("time") < hour + HOUR)
+                self._write("hour", hour, own, self._made(hour, hour + HOUR, "settled", known=True))
+
+    def days(self) -> None:
+        """Make days of settled hours."""
+        for chunk in chunks(self.spans, DAY):
+            spans = [self.spans[hour] for hour in chunk]
+            if len(chunk) < DAY / HOUR or any(span.level == "day" for span in spans):
+                continue
+            inputs = [counted.read_inputs(self.reader.store, span) for span in spans]
+            objects = pl.concat([each.objects for each in inputs]).sort("since", nulls_last=True, maintain_order=True)
+            both = Inputs(
+                objects.unique(["kind", "key"], keep="first", maintain_order=True),
+                pl.concat([each.events for each in inputs]).unique(),
+            )
+            rows = pl.concat([self.reader.requests(span) for span in spans])
+            self._write("day", chunk[0], rows, Made(both, counted.digest(both.objects), "its hours settled"))
+
+    def keys(self, begin: float, end: float) -> dict[str, list[str]]:
+        """Return the event objects from which the requests of a time are labelled, by kind."""
+        needed = self.index.needed(begin, end, self.reader.reach)
+        return {kind: self.listing.holders(kind, needed.filter(kind=kind)["key"].to_list()) for kind in KINDS}
+
+    def _made(self, begin: float, end: float, why: str, *, known: bool) -> Made:
+        """Return how the requests of a time are made. Where `known`, new objects count as known, and older ones beside them."""
+        low, high = begin - self.reader.reach, end + self.reader.reach
+        needed = self.index.needed(begin, end, self.reader.reach)
+        digest, events = counted.digest(needed), self.index.events.filter(pl.col("time").is_between(low, high))
+        if not known:
+            new = pl.col("key").is_in(self.found.objects["key"].implode())
+            return Made(Inputs(needed.with_columns(since=pl.when(~new).then("since")), events), digest, why)
+        older, self.left = self.left.older(low, high, needed)
+        objects = pl.concat([needed, older.objects]).unique(["kind", "key"], maintain_order=True)
+        return Made(Inputs(objects, pl.concat([events, older.events]).unique()), digest, why)
+
+    def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made) -> None:
+        span, stored = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
+        self.reader.known[span.key] = replace(stored, rows=rows)
+        self.spans |= dict.fromkeys(span.hours, span)
+
+
+def _typed(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+
+
+def _plain(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with text in place of enumerations, as other programs read it."""
+    return rows.with_columns(pl.col(name).cast(pl.String) for name, kind in COLUMNS.items() if isinstance(kind, pl.Enum))

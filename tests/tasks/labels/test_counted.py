@@ -1,0 +1,244 @@
+"""Hours that are labelled once give the requests that labelling all events at once gives, to the last bit."""
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from infra.records import Completion, Feedback
+from infra.storage import counted
+from infra.storage.counted import HOUR
+from tasks.labels.counted import COLUMNS, read_requests
+from tasks.labels.partitions import plan_window
+from tasks.labels.pipeline import label_window
+from tasks.labels.window import Window
+from tasks.upkeep.compaction import Limits, compact
+from tasks.upkeep.forget import forget, request
+from tests.tasks import rows
+from tests.tasks.labels.test_partitions import histories
+from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, completion, feedback
+
+JOIN = 60.0
+BEGIN = NOW - 2 * HOUR - 600
+"""Before every drawn event, within an hour."""
+LOOKS = (NOW + HOUR, NOW + 2.1 * HOUR, NOW + 5 * HOUR, NOW + 19 * HOUR, NOW + 42 * HOUR)
+"""The last is after the end of the next day (NOW is at 08:00)."""
+
+
+def at_once(store: MemoryStore, begin: float, now: float) -> pl.DataFrame:
+    """Return the labelled requests after a time by one join of all events."""
+    plan = plan_window(store, Window(since=begin, until=now, oldest=begin, known={}), now, JOIN)
+    return label_window(store, plan, tokens=False).requests
+
+
+def check(store: MemoryStore, now: float, begin: float = BEGIN) -> None:
+    found = read_requests(store, begin, now, JOIN).requests
+    expected = at_once(store, begin, now).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items() if name != "rules")
+    assert_frame_equal(found, expected, check_exact=True)
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> list[tuple[int, str, list[Any]]]:
+    """Draw events in objects, each with the look before which it arrives: early, late, or twice."""
+    completions, events = draw(histories())
+    clients = st.sampled_from(["continue", "tabby"])
+    events = [event.model_copy(update={"client": draw(clients)}) for event in events]
+    seed, objects = draw(st.integers(0, 99)), draw(st.integers(1, 5))
+    found: list[tuple[int, str, list[Any]]] = []
+    kinds: tuple[tuple[str, Sequence[Completion | Feedback]], ...] = (("completions", completions), ("feedback", events))
+    for kind, records in kinds:
+        for number in range(objects):
+            part = [row for row in records if crc32(f"{row.id}/{seed}".encode()) % objects == number]
+            random.Random(seed).shuffle(part)
+            for again in range(1 + (draw(st.integers(0, 5)) == 0)) if part else ():
+                found.append((draw(st.integers(0, len(LOOKS) - 1)), f"{kind}/{rows.FOLDER}/{number}-{again}", part))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(deliveries(), st.lists(st.booleans(), min_size=len(LOOKS), max_size=len(LOOKS)))
+def test_any_partition_order_and_delivery_gives_the_requests_of_one_join(arriving, complete: list[bool]) -> None:
+    store = MemoryStore()
+    for number, now in enumerate(LOOKS):
+        for before, name, part in arriving:
+            if before == number:
+                store.put_rows(f"events/{name}.parquet", part)
+        if complete[number] or number == len(LOOKS) - 1:
+            check(store, now)
+        else:
+            read_requests(store, BEGIN, now, JOIN, complete=False)
+
+
+ADA, BOB = "a" * 32, "b" * 32
+
+
+class CountingStore(MemoryStore):
+    """A bucket that knows which objects were fetched, and that may be killed at a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.writes_left = 10**9
+
+    def get(self, key: str) -> bytes:
+        self.fetched.append(key)
+        return super().get(key)
+
+    def put_new(self, key: str, body: bytes) -> str:
+        self.writes_left -= 1
+        if self.writes_left < 0:
+            raise Killed
+        return super().put_new(key, body)
+
+    def events(self) -> list[str]:
+        """Return the event objects that were fetched since the last call."""
+        fetched, self.fetched = [key for key in self.fetched if key.startswith("events/")], []
+        return fetched
+
+
+def ship(store: MemoryStore, at: float, user: str = ADA) -> None:
+    """Write a request and its feedback, a second later, as serving ships them."""
+    folder, name = counted_folder(at), f"{at:.0f}-{user[0]}"
+    store.put_rows(f"events/completions/{folder}/{name}.parquet", [completion(name, time=at, user=user, prefix=name)])
+    told = [feedback(f"f{name}", time=at + 1, user=user, prefix=name)]
+    store.put_rows(f"events/feedback/{folder}/{name}.parquet", told)
+
+
+def counted_folder(at: float) -> str:
+    hour = int(at // HOUR * HOUR)
+    return pl.select(pl.from_epoch(pl.lit(hour))).to_series().dt.strftime("date=%Y-%m-%d/hour=%H")[0]
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    """Return four hours of requests by two users, every ten minutes."""
+    store = CountingStore()
+    for number in range(24):
+        ship(store, NOW + 600 * number + 5, (ADA, BOB)[number % 2])
+    return store
+
+
+LATER = NOW + 4 * HOUR + 200.0
+"""The fourth hour has settled."""
+
+
+def test_a_look_fetches_each_object_once_and_none_of_the_hours_that_settled(store: CountingStore) -> None:
+    now = NOW + 3.7 * HOUR
+    expected = read_requests(store, NOW, now, JOIN).requests
+    first = store.events()
+    assert sorted(first) == sorted(set(first)) == sorted(key for key in store.objects if key.startswith("events/"))
+    found = read_requests(store, NOW, now, JOIN, complete=False)
+    assert_frame_equal(found.requests, expected, check_exact=True)
+    again = store.events()
+    assert len(again) == len(set(again)) == 2 * 6, "the hour under way, and nothing before it"
+    assert [i.key for i in found.inputs if not i.key.startswith("events/")] == sorted(
+        key for key in store.keys(counted.PREFIX) if not key.endswith(counted.INPUTS)
+    )
+    for _ in range(2):
+        compact(store, now, Limits(least=2), dry_run=False)
+    store.events()
+    assert_frame_equal(read_requests(store, NOW, now, JOIN).requests, expected, check_exact=True)
+    assert {key for key in store.events() if "compact-" in key} == set(), "their names say that all inside is known"
+
+
+def test_a_late_event_changes_its_hour_which_is_made_again_and_says_so(
+    store: CountingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_requests(store, NOW, LATER, JOIN)
+    before = set(store.keys(counted.PREFIX))
+    name = f"{NOW + 5:.0f}-a"
+    late = feedback("late", time=LATER - 5, user=ADA, prefix="", shown="", completion_id=name, client_id=f"client f{name}")
+    store.put_rows(f"events/feedback/{counted_folder(LATER)}/late.parquet", [late.model_copy(update={"outcome": "thumbs_down"})])
+    with caplog.at_level(logging.WARNING):
+        check(store, LATER, NOW)
+    (made,) = (key for key in set(store.keys(counted.PREFIX)) - before if not key.endswith(counted.INPUTS))
+    assert "T08-000002-" in made and "events came late: it is made again" in caplog.text
+    read_requests(store, NOW, LATER, JOIN)
+    assert len(set(store.keys(counted.PREFIX))) == len(before) + 2, "and once"
+
+
+def test_what_a_reader_of_less_has_seen_is_looked_at_again_by_one_of_more(store: CountingStore) -> None:
+    read_requests(store, NOW, LATER, JOIN)
+    name = f"{NOW + 5:.0f}-a"
+    late = feedback("late", time=LATER + HOUR - 5, user=ADA, prefix="", shown="", completion_id=name, client_id=f"client f{name}")
+    store.put_rows(f"events/feedback/{counted_folder(LATER)}/late.parquet", [late.model_copy(update={"outcome": "thumbs_down"})])
+    check(store, LATER + 2 * HOUR, NOW + 3 * HOUR)  # makes the hour of the late event
+    check(store, LATER + 2 * HOUR, NOW)
+
+
+def test_a_day_takes_the_place_of_its_hours(store: CountingStore) -> None:
+    at = NOW + 16 * HOUR  # midnight
+    for number in range(50):
+        ship(store, at + 1800 * number + 5)
+    read_requests(store, NOW, at + 20 * HOUR, JOIN)
+    now = at + 24 * HOUR + 300
+    check(store, now, NOW)
+    store.fetched.clear()
+    read_requests(store, NOW, now, JOIN, complete=False)
+    rows_of = [key for key in store.fetched if key.startswith(counted.PREFIX) and not key.endswith(counted.INPUTS)]
+    assert len([key for key in rows_of if "/day/" in key]) == 1 and len(rows_of) == 1 + 16
+
+
+@pytest.mark.parametrize("writes", range(9))
+def test_a_look_that_is_killed_at_any_write_changes_nothing(store: CountingStore, writes: int) -> None:
+    read_requests(store, NOW, NOW + 2.5 * HOUR, JOIN)
+    late = [
+        feedback(f"late{n}", time=NOW + 3.9 * HOUR, completion_id=f"{NOW + at:.0f}-a", user=ADA, prefix="", shown="")
+        for n, at in enumerate((5, 7205))
+    ]
+    store.put_rows(f"events/feedback/{counted_folder(LATER)}/late.parquet", late)
+    store.writes_left = writes
+    try:
+        read_requests(store, NOW, LATER, JOIN)
+    except Killed:
+        store.writes_left = 10**9
+    check(store, LATER, NOW)
+    assert_frame_equal(
+        read_requests(store, NOW, LATER, JOIN, complete=False).requests,
+        read_requests(store, NOW, LATER, JOIN).requests,
+        check_exact=True,
+    )
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-100], lambda body: None, lambda body: b""])
+@pytest.mark.parametrize("suffix", ["", counted.INPUTS])
+def test_an_object_that_is_truncated_or_missing_is_named_and_made_again(
+    store: CountingStore, caplog: pytest.LogCaptureFixture, damage: Any, suffix: str
+) -> None:
+    expected = read_requests(store, NOW, LATER, JOIN).requests
+    key = min(key for key in store.keys(counted.PREFIX) if key.endswith(counted.INPUTS) == bool(suffix))
+    body = damage(store.objects.pop(key))
+    if body is not None:
+        store.objects[key] = body
+    with caplog.at_level(logging.WARNING):
+        assert_frame_equal(read_requests(store, NOW, LATER, JOIN).requests, expected, check_exact=True)
+    assert key in caplog.text or body is None
+    assert_frame_equal(read_requests(store, NOW, LATER, JOIN, complete=False).requests, expected, check_exact=True)
+
+
+def test_hours_of_another_release_are_left_alone_and_made_again(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "RELEASE", "release-0")
+    expected = read_requests(store, NOW, LATER, JOIN).requests
+    old = set(store.keys(counted.PREFIX))
+    monkeypatch.undo()
+    assert_frame_equal(read_requests(store, NOW, LATER, JOIN, complete=False).requests, expected, check_exact=True)
+    assert len(set(store.keys(counted.PREFIX)) - old) == len(old)
+
+
+def test_a_forgotten_user_leaves_the_counted_hours_and_nothing_else_changes(store: CountingStore) -> None:
+    before = read_requests(store, NOW, LATER, JOIN).requests
+    asked = request(ADA, "", LATER, "operator", "she asked")
+    forgotten = forget(store, MemoryRegistry(v1={}).client, asked, LATER, dry_run=False)
+    assert any(key.startswith(counted.PREFIX) for key in forgotten.rows)
+    assert counted.rows_of(store, [("user", frozenset([ADA]))]) == {}
+    after = read_requests(store, NOW, LATER, JOIN, complete=False).requests
+    assert_frame_equal(after, before.filter(pl.col("user") != ADA), check_exact=True)
+    assert ADA not in after["user"] and len(after) == 12
+    check(store, LATER, NOW)
