@@ -27,6 +27,8 @@ from infra.records.experiments import (
 )
 from infra.records.heldout import Case, HeldOutCompletion, HeldOutPlace, HeldOutSet, Program
 from infra.records.looks import Look
+from infra.records.loop import LoopFlow, LoopRun
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
 from infra.records.moves import Change, Move, MoveAnswer, MoveKind, MoveRequest, Shown, State
+from infra.records.progress import CycleProgress
 from infra.records.versions import VersionDelta

@@ -1,0 +1,127 @@
+"""The newest runs of the loop's flows in the object store, loop/FLOW.json, and what they say about the loop. Each run rewrites its
+object: the serving app, which holds no credential of Prefect, sees by them whether the loop goes on."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+from infra.records import LoopFlow, LoopRun
+from infra.storage.store import ObjectStore
+
+PREFIX = "loop/"
+EVERY_SECONDS: Mapping[LoopFlow, float] = {"experiment": 20.0, "cycle": 60.0}
+"""Intervals of the schedules (prefect.yaml)."""
+LATE_SECONDS: Mapping[LoopFlow, float] = {"experiment": 60.0, "cycle": 180.0}
+"""Longest time without a run while the schedule is on."""
+LONG_LOOK_SECONDS = 300.0
+"""Longest run of the flow `experiment`."""
+WAITING_SECONDS = 60.0
+"""Longest time for which an event waits in the spool while the object store answers."""
+FAILED = ("Failed", "Crashed")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of the loop's health, for a line of `tabloop status` and of the status page."""
+
+    name: str
+    """watch, cycle, schedules or spool."""
+    text: str
+    ok: bool
+    """Whether it is as it should be. A pause that a person asked for is."""
+
+
+def key(flow: LoopFlow) -> str:
+    """Return the key of a flow's newest run."""
+    return f"{PREFIX}{flow}.json"
+
+
+def write(store: ObjectStore, run: LoopRun) -> None:
+    """Write a flow's newest run."""
+    store.put_json(key(run.flow), run)
+
+
+def read(store: ObjectStore) -> dict[str, LoopRun]:
+    """Return the newest run of each flow, by its name; a flow that never ran is absent."""
+    found = {flow: store.find(key(flow), LoopRun) for flow in get_args(LoopFlow)}
+    return {flow: run for flow, run in found.items() if run is not None}
+
+
+def signs(
+    runs: Mapping[str, LoopRun], now: float, backlog: float | None = None, schedules: Mapping[str, bool] | None = None
+) -> list[Sign]:
+    """Return what the newest runs say about the loop: watch, cycle, schedules, spool.
+
+    Args:
+        runs: of `read`.
+        now: Unix seconds.
+        backlog: age in seconds of the oldest event in the spool; None: no line about it.
+        schedules: whether each deployment's schedule is on, as Prefect says now; None: as the last run of the watch noted it.
+    """
+    watch = runs.get("experiment")
+    on = dict(schedules if schedules is not None else watch.schedules if watch else {})
+    found = [_watch(watch, now, on), _cycle(runs.get("cycle"), now, on)]
+    if on:
+        off = [name for name in EVERY_SECONDS if not on.get(name, True)]
+        found.append(Sign("schedules", f"off: {', '.join(off)}" if off else "on", "experiment" not in off))
+    if backlog is not None:
+        late = backlog > WAITING_SECONDS
+        text = f"the oldest event waits for {span(backlog)}" if backlog else "empty"
+        found.append(Sign("spool", text + ("; the object store does not take it" if late else ""), not late))
+    return found
+
+
+def _watch(run: LoopRun | None, now: float, on: Mapping[str, bool]) -> Sign:
+    if run is None:
+        return Sign("watch", "never ran; no A/B test can end", False)
+    if not run.ended and now - run.began <= LONG_LOOK_SECONDS:
+        return Sign("watch", f"runs since {span(now - run.began)}", True)
+    ended, text = run.ended or run.began, f"{run.state or 'not ended'}{_because(run)}"
+    late = now - ended > LATE_SECONDS["experiment"]
+    why = _expected("experiment", on) if late else ""
+    return Sign("watch", f"last run {span(now - ended)} ago: {text}{why}", not late and run.state not in FAILED)
+
+
+def _cycle(run: LoopRun | None, now: float, on: Mapping[str, bool]) -> Sign:
+    resting = on.get("cycle") is False
+    if run is None:
+        return Sign("cycle", "none yet" + ("; its schedule is off: `tabloop loop resume`" if resting else ""), True)
+    if not run.ended:
+        return Sign("cycle", f"runs since {span(now - run.began)}", True)
+    late = not resting and now - run.ended > LATE_SECONDS["cycle"]
+    why = _expected("cycle", on) if late or resting else ""
+    text = f"last run {span(now - run.ended)} ago: {run.state}{_because(run)}{why}"
+    return Sign("cycle", text, not late and run.state not in FAILED)
+
+
+def _because(run: LoopRun) -> str:
+    first = run.message.strip().partition("\n")[0][:160]
+    return f": {first}" if first else ""
+
+
+def _expected(flow: LoopFlow, on: Mapping[str, bool]) -> str:
+    """Return why a flow does not run, or when it should have."""
+    if on.get(flow) is False:
+        return "; its schedule is off" + (": `tabloop loop resume`" if flow == "cycle" else " in Prefect")
+    return f"; expected every {EVERY_SECONDS[flow]:.0f} s: `tabloop status` shows Prefect and its worker"
+
+
+def backlog(spool: Path, now: float) -> float:
+    """Return the age in seconds of the oldest event of a spool that is not shipped; 0 without one."""
+    opened = []
+    for segment in (found for found in spool.glob("*/*.jsonl") if found.parent.name != "bad"):
+        with suppress(ValueError):  # another file than a segment
+            stamp = segment.name.rpartition("-")[0]
+            opened.append(datetime.strptime(stamp, "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC).timestamp())
+    return max(0.0, now - min(opened)) if opened else 0.0
+
+
+def span(seconds: float) -> str:
+    """Return a time in words, in its largest unit."""
+    for size, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(seconds, 0):.0f} s"
