@@ -72,7 +72,7 @@ def test_a_clearly_worse_challenger_is_rejected() -> None:
 def test_more_accepts_with_far_fewer_characters_are_rejected() -> None:
     result = verdict(arm(80, 0.2, 1, characters=20), arm(80, 0.35, 2, characters=2))
     assert result.verdict == "reject"
-    assert "accepted characters per request is worse than its margin" in result.reason
+    assert "kept characters per request is worse than its margin" in result.reason
 
 
 def test_a_model_that_shows_more_and_is_accepted_less_loses() -> None:
