@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from infra.records.base import Record
 
 LoopFlow = Literal["experiment", "cycle"]
@@ -23,5 +25,5 @@ class LoopRun(Record):
     """Why it ended so."""
     run: str = ""
     """Id of the flow run in Prefect; empty for a run without Prefect."""
-    schedules: dict[str, bool] = {}
+    schedules: dict[str, bool] = Field(default={})
     """Of a run of the flow `experiment`: whether each deployment's schedule was on; empty where Prefect did not say."""

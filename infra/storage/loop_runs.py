@@ -1,5 +1,7 @@
-"""The newest runs of the loop's flows in the object store, loop/FLOW.json, and what they say about the loop. Each run rewrites its
-object: the serving app, which holds no credential of Prefect, sees by them whether the loop goes on."""
+"""The newest runs of the loop's flows in the object store, loop/FLOW.json, and what they say about the loop.
+
+Each run rewrites its object. The serving app, which holds no credential of Prefect, sees by them whether the loop goes on.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
