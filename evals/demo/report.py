@@ -21,7 +21,7 @@ def files(directory: Path) -> dict[str, Path]:
 
 
 class LastScreen:
-    """A finished demo, for a terminal of 80 columns and 24 lines."""
+    """A finished demo, for a terminal of 80 columns and 24 lines; to be printed with `crop=False`, which keeps links whole."""
 
     def __init__(self, report: Report, files: Mapping[str, Path], links: Mapping[str, str]) -> None:
         self._report, self._files, self._links = report, files, links
@@ -30,7 +30,7 @@ class LastScreen:
         yield Text(sentence(self._report), style="bold green" if self._report.improved else "bold red")
         yield table(self._report)
         for name, address in {**self._files, **self._links}.items():
-            yield Text(f"{name}: {address}", overflow="fold")
+            yield Text(f"{name}: {address}", no_wrap=True, overflow="ignore")  # the terminal wraps it, so that it stays one link
         yield Text(
             "Each link logs one browser in, within ten minutes; `tabloop status` prints new ones. Nothing trains until it is "
             "asked to: `tabloop loop resume`, or `tabloop demo` for one more cycle. `tabloop down` stops all."

@@ -74,7 +74,7 @@ def run(options: Options) -> int:
     with View(console) as view:
         result = asyncio.run(demo(options, settings, code, view, began))
     page.write(result, configuration.ROOT / OUT)
-    console.print(report.LastScreen(result, report.files(OUT), page.links(settings, result)))
+    console.print(report.LastScreen(result, report.files(OUT), page.links(settings, result)), crop=False)
     return 0 if result.improved else 1
 
 

@@ -113,7 +113,7 @@ LINKS = {
 def test_the_last_screen_is_one_sentence_one_table_and_the_links(improved: bool) -> None:
     report = _report() if improved else _report(later=UNDECIDED)
     out = console(terminal=False)
-    out.print(LastScreen(report, {"report": Path("var/demo/report.html")}, LINKS))
+    out.print(LastScreen(report, {"report": Path("var/demo/report.html")}, LINKS), crop=False)
     lines = printed(out)
     text = " ".join(" ".join(lines).split())
     says = "version 2 beats the base" if improved else "version 2 does not surely beat the base"
@@ -127,9 +127,12 @@ def test_the_longest_last_screen_fits_24_lines_of_80_columns() -> None:
     found = made_report()
     assert found.grounds["later"].learning, "the sentence has both parts of the gain"
     out = console(terminal=False)
-    out.print(LastScreen(found, report_files(Path("var/demo")), LINKS))
-    lines = printed(out)
-    assert len(lines) <= 24 and all(len(line.rstrip()) <= 80 for line in lines)
+    out.print(LastScreen(found, report_files(Path("var/demo")), LINKS), crop=False)
+    lines = [line.rstrip() for line in printed(out)]
+    links = [line for line in lines if "?login#" in line]
+    assert len(links) == 3 and all(line.endswith(page) for line, page in zip(links, ("f", "/versions/12", "/runs"), strict=True))
+    assert all(len(line) <= 80 for line in lines if line not in links), "only a link is longer: the terminal wraps it"
+    assert sum(-(-max(len(line), 1) // 80) for line in lines) <= 24
 
 
 def test_the_last_screen_says_that_no_version_was_better() -> None:
