@@ -37,7 +37,7 @@ def head(
         *_acceptance(data, shown, status["champion"]),
         _test(status, progress, now),
         *_loop(data, status["spool"], now),
-        _engines(status["slots"]),
+        engines(status["slots"]),
     ]
     return sorted(lines, key=lambda line: line.ok)
 
@@ -117,7 +117,8 @@ def _test(status: Mapping[str, Any], progress: Progress | None, now: float) -> S
     return _well("A/B test", f"{words}: {counted}; planned end {_when(progress.ends)}, {by}, in {duration(progress.ends - now)}")
 
 
-def _engines(slots: Sequence[Mapping[str, Any]]) -> Sign:
+def engines(slots: Sequence[Mapping[str, Any]]) -> Sign:
+    """Return which engines are up; the champion's must be."""
     up = [slot for slot in slots if slot["up"]]
     words = "; ".join(
         f"slot {s['slot']}: {s['role']}{f', version {v}' if (v := s['version']) else ''}, {s['state']}" for s in slots

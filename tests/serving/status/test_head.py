@@ -7,6 +7,7 @@ import pytest
 
 from infra.records import Change, CycleOutcome, CycleProgress, Decision, LoopRun, Move
 from infra.storage import cycle_progress, loop_runs, moves
+from serving.status.head import engines
 from tests.serving.fakes import ADMIN, House, experiment
 from tests.serving.status.shown import add_cycles, manifest, run_watched_test, verdict
 from tests.serving.status.test_routes import _put, basic_auth
@@ -98,9 +99,12 @@ async def test_a_running_cycle_has_its_stage_with_the_trainers_steps(house: Hous
     assert "TooFewNewSamples: 3 of 9 are new" in cycle and "train" not in cycle and well
 
 
-@pytest.mark.parametrize(("unavailable", "well"), [(False, True), (True, False)])
-async def test_an_engine_that_is_down_stands_first(house: House, unavailable: bool, well: bool) -> None:
-    if not unavailable:
-        await serve(house, "1")
-    found = await lines(house)
-    assert found["engines"][1] is well and found["champion"][1] is well
+@pytest.mark.parametrize(("up", "well"), [((True, True), True), ((True, False), True), ((False, True), False)])
+def test_the_engine_of_the_champion_must_be_up(up: tuple[bool, bool], well: bool) -> None:
+    roles = ("champion", "challenger")
+    slots = [
+        {"slot": slot, "role": roles[slot], "version": str(slot + 1), "state": "ready" if up[slot] else "down", "up": up[slot]}
+        for slot in (0, 1)
+    ]
+    sign = engines(slots)
+    assert sign.ok is well and sign.text.startswith(f"{sum(up)} of 2 up: slot 0: champion, version 1, ")

@@ -153,7 +153,7 @@ async def test_looks_of_the_probation_leave_the_verdict_and_the_page_offers_the_
     await house.follow()
     page = await _page(house)
     assert '<b class="yes">promote</b>' in page and "accepted more" in page
-    assert re.search(r"Probation of version 2, as of .+: 16 and 3 users", page)
+    assert re.search(r"Since then, version 2 beside version 1, as of .+: 16 and 3 users", page)
     assert 'data-previous="1" data-offers=" back"' in page
 
 
