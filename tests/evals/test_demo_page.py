@@ -64,7 +64,7 @@ def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:
     state = history.LoopState(Aliases("1", "2", None, None), {outcome.cycle: outcome.model_dump() for outcome in outcomes}, {})
     (row,) = history.experiment_rows(store, state)
     assert (row.challenger, row.verdict) == ("2", "running")
-    assert [sequence.title.split()[0] for sequence in row.sequences] == ["accepted", "characters", "annoyed"]
+    assert [sequence.title.split()[0] for sequence in row.sequences] == ["acceptance", "kept", "annoyances"]
     first = row.sequences[0]
     assert [point.requests for point in first.points] == [100, 400, 1600] and first.planned_requests == shown.PLANNED
     assert first.margins == [pytest.approx(-0.024)] and first.points[-1].estimate == 0.02
