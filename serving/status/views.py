@@ -79,8 +79,15 @@ def _looks(data: StatusData, analysis: Decision | None, running: ExperimentRecor
     if not analysis or not running or (looks and looks[-1].time >= analysis.decided):
         return looks
     stage = running.stage_at(analysis.decided)
-    newest = {"experiment": running.id, "number": len(looks) + 1, "time": analysis.decided, "verdict": analysis.verdict}
-    return (*looks, Look(stage=stage.name, share=stage.share, **newest))
+    newest = Look(
+        experiment=running.id,
+        number=len(looks) + 1,
+        time=analysis.decided,
+        stage=stage.name,
+        share=stage.share,
+        verdict=analysis.verdict,
+    )
+    return (*looks, newest)
 
 
 def _experiment(
