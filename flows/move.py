@@ -86,4 +86,4 @@ def ended(kind: move_requests.Kind, decision: Decision, warning: str) -> State:
         return Completed(name="Rejected", message=f"version {moved.challenger}: {decision.verdict.reason}")
     name = "Promoted" if kind == "promote" else "RolledBack"
     more = f". Warning: {warning}" if warning else ""
-    return Completed(name=name, message=f"version {moved.challenger}, was {moved.champion}{more}")
+    return Completed(name=name, message=f"version {moved.challenger}, was {moved.champion or 'none'}{more}")

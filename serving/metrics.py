@@ -13,10 +13,12 @@ from infra.records import Completion, Feedback, MeasuredGroup
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT_SECONDS = 300.0
+HOUR, MINUTE = 3600.0, 60.0
 MAX_RECENT = 20_000
 LATENCY_SECONDS = 15.0
 """Length of one interval of the latency chart."""
 PERCENTILES = (50, 95, 99)
+REQUEST = "request"
 SERVED, EXPLORING = "served", "exploring"
 """How a completion was sampled: at the temperature that people are served at, or at the exploring one."""
 
@@ -36,6 +38,16 @@ class Recent:
     first_ms: tuple[float, float] | None
     """Time to the first token, median and 95 % quantile; None for fewer than two."""
     total_ms: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class ClientEvents:
+    """What one client sent in the last hour, for the status page."""
+
+    client: str
+    requests: int
+    outcomes: dict[str, int]
+    """Feedback events by outcome."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +163,15 @@ class Metrics:
             ("measure", "by", "group"),
         )
         self._latest: deque[_Served] = deque(maxlen=MAX_RECENT)
-        self.feedback_counts: Tally[tuple[str, str]] = Tally()
-        """Feedback events by client and outcome since the start."""
+        self._minutes: deque[tuple[int, Tally[tuple[str, str]]]] = deque(maxlen=round(HOUR / MINUTE) + 1)
+        """Events by client and kind, REQUEST or an outcome, of each minute that had some."""
 
     def completed(self, row: Completion) -> None:
         """Count a completion."""
         labels = (row.arm, row.policy_version)
         sampled = (*labels, EXPLORING if row.exploring else SERVED)
         shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"
+        self._count_event(row.time, row.client if row.client in self._clients else "other", REQUEST)
         self._latest.append(_Served(row.time, sampled, row.project, shown, left, row.ttft_ms, row.total_ms))
         self._completions.labels(*sampled, row.finish_reason).inc()
         self._tokens.labels(*sampled).inc(len(row.token_ids))
@@ -184,7 +197,7 @@ class Metrics:
         """Count a feedback event."""
         client = row.client if row.client in self._clients else "other"
         self._feedback.labels(client, row.outcome).inc()
-        self.feedback_counts[client, row.outcome] += 1
+        self._count_event(row.time, client, row.outcome)
         if row.reason:
             self._not_taken.labels(client, row.reason).inc()
 
@@ -192,6 +205,28 @@ class Metrics:
         """Count the fields that were left out of a feedback event."""
         for name in fields:
             self._odd_fields.labels(client if client in self._clients else "other", name).inc()
+
+    def last_hour(self, now: float) -> list[ClientEvents]:
+        """Return the events of the last hour by client, the busiest first; `now` in Unix seconds."""
+        sums: Tally[tuple[str, str]] = Tally()
+        for minute, counts in self._minutes:
+            if (minute + 1) * MINUTE > now - HOUR:
+                sums += counts
+        found = [
+            ClientEvents(
+                client, sums[client, REQUEST], {kind: n for (of, kind), n in sums.items() if of == client and kind != REQUEST}
+            )
+            for client in sorted({client for client, _ in sums})
+        ]
+        return sorted(found, key=lambda each: -each.requests)
+
+    def _count_event(self, time: float, client: str, kind: str) -> None:
+        minute = int(time // MINUTE)
+        newest = self._minutes[-1] if self._minutes else None
+        if newest is None or newest[0] < minute:
+            newest = (minute, Tally())
+            self._minutes.append(newest)
+        newest[1][client, kind] += 1  # one that comes late counts with the newest minute
 
     def recent(self, now: float, project: str = "") -> list[Recent]:
         """Return the last minutes' completions by arm and version, of a project (empty: of every one); `now` in Unix seconds."""

@@ -59,7 +59,7 @@ NOT_RUN = {
     r"tabloop cycle": "trains; tests/flows runs the flow",
     r"tabloop (compare|evaluate|developers) (?!--help$).+": "takes minutes; tests/evals and tests/tasks/evaluation run the parts",
     r"tabloop (--settings \S+ )?study .*": "takes minutes; tests/evals/studies runs the parts",
-    r"tabloop screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
+    r"tabloop screens( --out infra/docs/assets/screens)?": "needs a finished demo and a browser; see tests/evals/test_screens.py",
     r"tabloop (memory|exec( COMMAND\.\.\.)?|NAME --help)": "needs arguments; a full form is run",
     r"python -m tasks\.trainer\.(node|worker)": "serves until it is stopped; tests/tasks/trainer starts it",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `tabloop up` starts it",

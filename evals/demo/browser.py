@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -86,7 +88,8 @@ def running(program: str, folder: Path, flags: Sequence[str] = ()) -> Iterator[B
         wait(lambda: port.exists() and "\n" in port.read_text(), lambda: log.read_text()[-2000:])
         yield Browser(int(port.read_text().splitlines()[0]))
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also the browser's children, which else write on into the folder
         process.wait()
 
 

@@ -58,7 +58,7 @@ async def compare_with_base(
     Raises RuntimeError where the versions are not both served.
     """
     view.say(f"closing comparison: base (version {BASE}) and champion (version {champion}), {visits} positions")
-    view.arms({})
+    view.arms(())
     challenger = (await asyncio.to_thread(registry.aliases)).challenger  # of a test without a verdict
     if champion != BASE:
         await asyncio.to_thread(registry.set_alias, CHALLENGER, BASE)

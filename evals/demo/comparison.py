@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from evals.compare.gains import Counts, Sums, by_user, gain
-from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt, VersionRow
-from evals.developers import PairedRun, Tally
+from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt
+from evals.developers import PairedRun
 from evals.developers.tally import Example as Seen
 from tasks.statistics.ratios import rate
 
@@ -101,20 +101,6 @@ def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Explorat
         cost=-share * compared.difference.estimate,
         taught=taught,
     )
-
-
-def live_rows(tally: Tally) -> list[VersionRow]:
-    """Return live traffic by policy version, oldest first; skips versions with too few users for an interval."""
-    rows: list[VersionRow] = []
-    totals = tally.by_version()
-    for version in sorted(filter(str.isdigit, totals), key=int):
-        cells = [counts for (_, v), counts in tally.cells.items() if v == version and counts.answered]
-        if len(cells) < LEAST_USERS:
-            continue
-        total, acceptance = totals[version], rate([c.accepted for c in cells], [c.answered for c in cells])
-        characters, shown = total.accepted_characters / total.answered, total.judged / total.answered
-        rows.append(VersionRow(version=version, acceptance=acceptance, characters=characters, shown=shown))
-    return rows
 
 
 def changes(paired: PairedRun) -> Changes:

@@ -56,6 +56,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     manifest = cycles.manifest_of(store, cycle)
     training = _json(store, cycles.key(cycle, "training.json"))
     evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
+    sealed = _json(store, cycles.key(cycle, "settings.json")).get("train", {})
     decision = state.decisions.get(outcome["experiment"])
     decided: dict[str, Any] = {"verdict": "refused" if outcome["result"] == "refused" else "running", "reason": outcome["reason"]}
     if decision:
@@ -78,7 +79,8 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
         calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
-        steps=[Step(reward=step["reward"], kl=step["kl"]) for step in training.get("steps", [])],
+        steps=[Step(**{name: step[name] for name in Step.model_fields if name in step}) for step in training.get("steps", [])],
+        **{name: sealed.get(name, 0.0) for name in ("surrogate_weight", "kl_weight")},
         **decided,
     )
 
@@ -97,6 +99,7 @@ def _experiment(store: ObjectStore, state: LoopState, name: str) -> ExperimentRo
         challenger=record.challenger,
         verdict=decision.verdict.verdict if decision else "running",
         reason=decision.verdict.reason if decision else "",
+        result=decision.verdict if decision else seen[-1].verdict if seen else None,
         sequences=[
             MetricSequence(
                 title=drawn.title,

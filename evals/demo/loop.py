@@ -8,7 +8,6 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
 from evals.demo.view import View
 from evals.developers import Counts, Tally
+from infra.pages import figures
 from infra.records import ExperimentRecord
 from infra.registry.client import Registry, RegistryError
 from infra.settings.schema import Experiment
@@ -113,9 +113,8 @@ class Loop:
         raise RuntimeError("the registry did not answer for a minute; run `tabloop status` to see which part is down and its log")
 
     async def _until_answered(self, requests: int) -> None:
-        with self.view.part("developers type", requests) as part:
+        with self.view.part("developers type, requests", requests) as part:
             while not self._late and (total := self.traffic.tally.total).telling < requests:
-                self._show_arms()
                 part.at(total.telling)
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -133,17 +132,15 @@ class Loop:
         """Run the gate's deployment whenever the arms have enough requests, until it ends the experiment."""
         experiment = state.aliases.experiment
         assert experiment is not None
-        before = self._counts(experiment)
+        before = self._answered(experiment)
         needed = SETTLING * self.test.planned_requests
-        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}"
+        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}, answered requests an arm"
         with self.view.part(name, needed) as part:
             while state.aliases.experiment:
                 if await self._before_test(state.aliases.experiment):
-                    state, before = await self._state(), self._counts(experiment)
+                    state, before = await self._state(), self._answered(experiment)
                     continue
-                arms = {version: counts - before[version] for version, counts in self._counts(experiment).items()}
-                count = min(counts.answered for counts in arms.values())
-                self._show_test(experiment, arms)
+                count = min(count - before[version] for version, count in self._answered(experiment).items())
                 part.at(count)
                 if count < needed and time.time() < experiment.started + self.test.max_seconds:
                     await asyncio.sleep(POLL_SECONDS)
@@ -151,6 +148,7 @@ class Loop:
                 needed = count + (SETTLING - 1) * self.test.planned_requests
                 part.expect(needed)
                 run = await self._run_deployment(WATCH)
+                await self._show_look(experiment)
                 self.view.verdict(f"A/B test, v{experiment.challenger}: {run.state}: {run.message[:220]}")
                 state = await self._state()
                 if state.aliases.experiment:
@@ -188,19 +186,15 @@ class Loop:
             self.traffic.quiet = False
         return run
 
-    def _counts(self, experiment: ExperimentRecord) -> dict[str, Counts]:
-        """Return the sums of both versions of a test."""
-        return {version: self.traffic.of_version(version) for version in (experiment.champion, experiment.challenger)}
+    def _answered(self, experiment: ExperimentRecord) -> dict[str, int]:
+        """Return the answered requests of both versions of a test."""
+        return {version: self.traffic.of_version(version).answered for version in (experiment.champion, experiment.challenger)}
 
-    def _show_test(self, experiment: ExperimentRecord, arms: Mapping[str, Counts]) -> None:
-        """Show the sums of both arms since the test began."""
-        names = {experiment.champion: "champion", experiment.challenger: "challenger"}
-        self.view.arms({f"{names[version]} v{version} in the test": counts for version, counts in arms.items()})
-
-    def _show_arms(self) -> None:
-        """Show the sums of each version that meets developers."""
-        chosen = [version for version in sorted(self.traffic.tally.by_version(), key=len)[-2:] if version]
-        self.view.arms({f"version v{version}": self.traffic.of_version(version) for version in chosen})
+    async def _show_look(self, experiment: ExperimentRecord) -> None:
+        """Show both arms as the gate's newest look at the test counts them."""
+        look = await asyncio.to_thread(self.registry.last_look)
+        if look and look.experiment.id == experiment.id:
+            self.view.arms(figures.arm_rows(look.verdict, experiment.champion, experiment.challenger))
 
 
 def done_in(step: str, seconds: float, done: float | None = None) -> float:

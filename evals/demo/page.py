@@ -12,14 +12,18 @@ from pygments.token import Comment, Keyword, Literal, Name, Number, Operator, St
 from pygments.util import ClassNotFound
 
 from evals.demo import report as words
-from evals.demo.record import CycleRow, MetricSequence, Rate, Report
-from infra.pages import charts
+from evals.demo.record import CycleRow, ExperimentRow, MetricSequence, Rate, Report
+from infra.pages import charts, figures
 from infra.pages.charts import Chart, ConfidenceSequence, Point
 from infra.pages.experiment_view import sequence_chart
 from infra.records import RATIOS
+from infra.settings import Settings
+from infra.stack import addresses
 from tasks.showing.reliability import Reliability, diagram
 
 FOLDER = Path(__file__).parent
+TRUSTED = 0.05
+"""Calibration error up to which chances are called right."""
 SHORT = 6
 """Digits of a cycle's number below a chart."""
 MOST_CYCLES = 6
@@ -29,6 +33,16 @@ CLASSES: dict[_TokenType, str] = {
     **{Name.Builtin: "b", Name.Decorator: "b", Name.Function: "f", Name.Class: "f"},
 }
 """The class of each coloured kind of token; report.css has its colours."""
+UNNAMED = {"all": "requests", "language": "not named by the editor", "activity": "", "sampling": ""}
+"""Names of groups without one."""
+CURVES = (
+    ("Cross-entropy of the written text, nats per token, by step", "settled_loss", ""),
+    ("Norm of the gradient before clipping, by step", "gradient_norm", ""),
+    ("Learning rate, by step", "learning_rate", ""),
+    ("Mean reward of the samples, by step", "reward", "surrogate_weight"),
+    ("KL from the policy before, per token, by step", "kl", "kl_weight"),
+)
+"""What an update minimises: title, field of a step, and the weight without which the term reaches no weights."""
 EXAMPLES_RULE = (
     "Of the gains, and of the losses, those whose accepted suggestion has the most characters that the file goes on with; "
     "each place once; as many losses as gains, where there are enough."
@@ -43,6 +57,14 @@ def write(report: Report, directory: Path) -> None:
     found["report"].write_text(page(report))
 
 
+def links(settings: Settings, report: Report) -> dict[str, str]:
+    """Return fresh links that log one browser in, to the pages of the demo: the champion in MLflow, the runs in Prefect, and the
+    status page."""
+    model = f"/#/models/{settings.registry.model}/versions/{report.champion_version}"
+    found = addresses.login_links(settings, {"mlflow": model, "prefect": "/runs"})
+    return {name: found[part] for name, part in (("status page", "serving"), ("MLflow", "mlflow"), ("Prefect", "prefect"))}
+
+
 def page(report: Report) -> str:
     """Return the HTML page; escapes every text of the report."""
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
@@ -53,11 +75,12 @@ def page(report: Report) -> str:
         sentence=words.sentence(report),
         grounds=words.GROUND_NAMES,
         acceptance=_acceptance(report),
-        comparison=words.comparison_rows(report),
+        comparison=words.comparison_rows(report, served=served_apart(report)),
         parts=[("accepted per request, points", later, 100.0), ("kept characters per request", later.kept_characters, 1.0)],
         interval=words.interval,
         exploration=words.exploration(report),
-        tests=[(test, [_sequence(each) for each in test.sequences]) for test in report.experiments],
+        tests=[(test, _arms(test), _drawn(test)) for test in report.experiments],
+        served=served_apart(report),
         training=_training(rows),
         cycles=[words.cycle_cells(row) for row in rows],
         requests=[_buckets(row) for row in rows[-MOST_CYCLES:]],
@@ -65,7 +88,7 @@ def page(report: Report) -> str:
         measures=words.measure_rows(rows),
         ratios=list(RATIOS.values()),
         groups=[
-            (f"{group.by} {group.name}", group.measures.requests, *words.ratios(group.measures))
+            (f"{group.by} {group.name or UNNAMED[group.by]}", group.measures.requests, *words.ratios(group.measures))
             for row in rows[-1:]
             for group in row.measures
         ],
@@ -73,9 +96,15 @@ def page(report: Report) -> str:
             _reliability("the last estimate, on completions later than those it was fitted on", report.calibration),
             _reliability("the champion's own completions in the closing comparison", report.champion_calibration),
         ],
+        trust=trust(report.champion_calibration or report.calibration),
         examples_rule=EXAMPLES_RULE,
         completed=completed,
     )
+
+
+def served_apart(report: Report) -> bool:
+    """Return whether the base as served was measured apart from the base at its best: else both are one run."""
+    return any(ground.base_served.rate != ground.base_best.rate for ground in report.grounds.values())
 
 
 def _acceptance(report: Report) -> Chart:
@@ -83,19 +112,37 @@ def _acceptance(report: Report) -> Chart:
     base, champion = f"base v{report.base_version}", f"champion v{report.champion_version}"
     closing = [
         ("best", f"{base}, best", later.base_best),
-        ("served", f"{base}, served", later.base_served),
+        *([("served", f"{base}, served", later.base_served)] if served_apart(report) else []),
         (f"v{report.champion_version}", champion, later.champion),
         *([("all", "champion, all shown", later.champion_all)] if later.champion_all else []),
     ]
-    live = [(f"v{row.version}", f"v{row.version}", row.acceptance) for row in report.versions]
-    title = "Accepted per request by version, %"
-    groups = [("same places", len(closing)), *([("live traffic", len(live))] if live else [])]
-    points = [Point(0, 100 * r.rate, 100 * r.low, 100 * r.high, label, f"{r.rate:.1%}") for label, _, r in (*closing, *live)]
+    title = "Accepted at the same places, %, by version"
+    points = [Point(0, 100 * r.rate, 100 * r.low, 100 * r.high, label, f"{r.rate:.1%}") for label, _, r in closing]
     rows = [("closing comparison", *_cells(name, rate)) for _, name, rate in closing]
-    rows += [("live traffic", *_cells(name, rate)) for _, name, rate in live]
     described = "; ".join(f"{where}, {name}: {rate}, from {low} to {high}" for where, name, rate, low, high, _ in rows)
-    svg = charts.series(title, described, points, groups=groups)
-    return Chart(title, svg, ("measured in", "version", "accepted per request", "from", "to", "requests"), tuple(rows))
+    svg = charts.series(title, described, points)
+    return Chart(title, svg, ("measured in", "version", "accepted at the same places", "from", "to", "requests"), tuple(rows))
+
+
+def _tested(test: ExperimentRow) -> Chart | None:
+    """Return the acceptance per request of both arms of a test; None before a look that knows it."""
+    if test.result is None or not test.result.acceptance:
+        return None
+    versions = {"champion": test.champion, "challenger": test.challenger}
+    rates = [(f"{arm} v{versions[arm]}", rate) for arm, rate in test.result.acceptance.items()]
+    title = f"Acceptance per request, %, in the test of version {test.challenger}"
+    points = [Point(0, 100 * r.rate, 100 * r.low, 100 * r.high, name, f"{r.rate:.1%}") for name, r in rates]
+    described = "; ".join(f"{name}: {figures.share(r)} of {r.n} requests" for name, r in rates)
+    headings, rows = ("arm", "acceptance [95 %]", "requests"), tuple((name, figures.share(r), str(r.n)) for name, r in rates)
+    return Chart(title, charts.series(title, described, points), headings, rows)
+
+
+def _arms(test: ExperimentRow) -> list[tuple[str, ...]]:
+    """Return the arms of a test as its gate counted them."""
+    rows = figures.arm_rows(test.result, test.champion, test.challenger) if test.result else []
+    return [
+        (f"{r.arm} v{r.version}", str(r.users), str(r.requests), r.acceptance or "-", r.kept or "-", r.saved or "-") for r in rows
+    ]
 
 
 def _cells(name: str, rate: Rate) -> tuple[str, str, str, str, str]:
@@ -111,22 +158,29 @@ def _sequence(row: MetricSequence) -> Chart:
 def _training(rows: Sequence[CycleRow]) -> list[Chart]:
     if not rows:
         return []
-    drawn = [_curve("Mean reward of the window's samples, by cycle", [(_short(row.cycle), row.mean_reward) for row in rows], [])]
-    steps = [(f"{_short(row.cycle)}, step {number}", step) for row in rows for number, step in enumerate(row.steps, 1)]
-    if steps:
-        groups = [(_short(row.cycle), len(row.steps)) for row in rows if row.steps]
-        drawn.append(_curve("Mean reward by step of the update", [(name, step.reward) for name, step in steps], groups))
-        drawn.append(_curve("KL from the policy before, per token, by step", [(name, step.kl) for name, step in steps], groups))
+    drawn = []
+    for title, field, weight in CURVES:
+        chosen = [row for row in rows if row.steps and (not weight or getattr(row, weight))]
+        steps = [(f"{_short(row.cycle)}, step {number}", step) for row in chosen for number, step in enumerate(row.steps, 1)]
+        if steps and any(getattr(step, field) for _, step in steps):
+            groups = [(_short(row.cycle), len(row.steps)) for row in chosen]
+            drawn.append(_curve(title, [(name, getattr(step, field)) for name, step in steps], groups))
     return drawn
+
+
+def _drawn(test: ExperimentRow) -> list[Chart]:
+    """Return the charts of a test: the acceptance of its arms, and the sequence of each success metric."""
+    tested = _tested(test)
+    return [*([tested] if tested else []), *(_sequence(each) for each in test.sequences)]
 
 
 def _curve(title: str, values: Sequence[tuple[str, float]], groups: Sequence[tuple[str, int]]) -> Chart:
     """Return values in their order; with groups, the words below are the groups' names."""
-    points = [Point(0, value, label="" if groups else name, note=f"{value:+.3f}") for name, value in values]
+    points = [Point(0, value, label="" if groups else name, note=f"{value:.3g}") for name, value in values]
     first, last = values[0], values[-1]
-    described = f"{len(values)} values, {first[0]}: {first[1]:+.4f} to {last[0]}: {last[1]:+.4f}"
+    described = f"{len(values)} values, {first[0]}: {first[1]:.4g} to {last[0]}: {last[1]:.4g}"
     svg = charts.series(title, described, points, connected=True, groups=groups)
-    return Chart(title, svg, ("at", "value"), tuple((name, f"{value:+.5f}") for name, value in values))
+    return Chart(title, svg, ("at", "value"), tuple((name, f"{value:.5g}") for name, value in values))
 
 
 def _short(cycle: str) -> str:
@@ -141,6 +195,18 @@ def _buckets(row: CycleRow) -> Chart:
     described = "; ".join(f"{name}: {count}, {share}" for name, count, share in shares)
     svg = charts.bars(title, described, [(name, count, f"{count}, {share}") for name, count, share in shares])
     return Chart(title, svg, ("bucket", "requests", "share"), tuple((name, str(count), share) for name, count, share in shares))
+
+
+def trust(found: Reliability | None) -> str:
+    """Return whether estimated chances can be trusted, as a sentence."""
+    if found is None:
+        return "There is no estimate."
+    count = sum(bin.count for bin in found.bins)
+    chance, kept = (sum(bin.count * getattr(bin, of) for bin in found.bins) / max(count, 1) for of in ("chance", "kept"))
+    if found.error <= TRUSTED:
+        return f"Yes: estimated chances and shares kept differ by {found.error:.3f} on average, at most {TRUSTED} is asked."
+    tends = "too low" if kept > chance else "too high"
+    return f"Only in their order: chances are {tends} by {found.error:.3f} on average ({chance:.2f} estimated, {kept:.2f} kept)."
 
 
 def _reliability(name: str, found: Reliability | None) -> tuple[str, Chart | None]:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from evals.developers.grounds import Ground
-from infra.records import MeasuredGroup, Rate, Record, VerdictName
+from infra.records import MeasuredGroup, Rate, Record, Verdict, VerdictName
 from tasks.showing.reliability import Reliability
 
 
@@ -58,18 +58,6 @@ class GroundRow(Baselines):
     """The same of accepted characters that stay."""
 
 
-class VersionRow(Record):
-    """Unpaired live traffic of one policy version."""
-
-    version: str
-    acceptance: Rate
-    """Accepted completions per request that the developer did not type over."""
-    characters: float
-    """Accepted characters per request."""
-    shown: float
-    """Share of requests with something shown."""
-
-
 class Exploration(Record):
     """What the requests that explore cost and bring, over the labelled requests of all cycles."""
 
@@ -88,12 +76,17 @@ class Exploration(Record):
 
 
 class Step(Record):
-    """One step of the optimizer."""
+    """One step of the optimizer (tasks/trainer/job.py)."""
 
     reward: float
     """Mean reward of its samples."""
     kl: float
-    """Estimate of the divergence from the policy it began with, per token (tasks/trainer/job.py)."""
+    """Estimate of the divergence from the policy it began with, per token."""
+    settled_loss: float = 0.0
+    """Mean cross-entropy of the settled tokens, in nats."""
+    gradient_norm: float = 0.0
+    """Norm of the gradient before clipping."""
+    learning_rate: float = 0.0
 
 
 class CycleRow(Record):
@@ -129,6 +122,10 @@ class CycleRow(Record):
     """Of the estimate that the cycle fitted; none without one."""
     steps: list[Step] = Field(default_factory=list)
     """Steps of the update, in order."""
+    surrogate_weight: float = 0.0
+    """Weight of rewards in the update; 0: they did not reach the weights."""
+    kl_weight: float = 0.0
+    """Weight of the KL term in the update."""
 
 
 class SequencePoint(Record):
@@ -163,6 +160,8 @@ class ExperimentRow(Record):
     reason: str
     sequences: list[MetricSequence]
     """One for each success metric of its plan; none before the first look."""
+    result: Verdict | None = None
+    """The verdict, or before it the newest look, with both arms' figures; none before the first look."""
 
 
 class Example(Record):
@@ -220,7 +219,6 @@ class Report(Record):
     """Of the last cycle's estimate of kept characters; None if no cycle fitted one."""
     champion_calibration: Reliability | None = None
     """Of the chances by which the champion's completions were shown in the closing comparison; none without an estimate."""
-    versions: list[VersionRow]
     history: list[CycleRow]
     experiments: list[ExperimentRow]
     """Every A/B test of a cycle, oldest first."""

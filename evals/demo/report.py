@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evals.demo.record import Baselines, CycleRow, Difference, Rate, Report
+from infra.pages import figures
 from infra.records import RATIOS, Measures
 
 GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
@@ -20,18 +21,20 @@ def files(directory: Path) -> dict[str, Path]:
 
 
 class LastScreen:
-    """A finished demo, for a terminal of 80 columns."""
+    """A finished demo, for a terminal of 80 columns and 24 lines; to be printed with `crop=False`, which keeps links whole."""
 
-    def __init__(self, report: Report, files: Mapping[str, Path]) -> None:
-        self._report, self._files = report, files
+    def __init__(self, report: Report, files: Mapping[str, Path], links: Mapping[str, str]) -> None:
+        self._report, self._files, self._links = report, files, links
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(sentence(self._report), style="bold green" if self._report.improved else "bold red")
         yield table(self._report)
-        for name, address in {**self._files, **self._report.addresses}.items():
-            yield Text(f"{name + ':':<9} {address}", overflow="fold")
-        yield Text("`tabloop status` prints links that log in; `tabloop down` stops the stack")
-        yield Text("Nothing trains until it is asked to: `tabloop loop resume`, or `tabloop demo` for one more cycle")
+        for name, address in {**self._files, **self._links}.items():
+            yield Text(f"{name}: {address}", no_wrap=True, overflow="ignore")  # the terminal wraps it, so that it stays one link
+        yield Text(
+            "Each link logs one browser in, within ten minutes; `tabloop status` prints new ones. Nothing trains until it is "
+            "asked to: `tabloop loop resume`, or `tabloop demo` for one more cycle. `tabloop down` stops all."
+        )
 
 
 def table(report: Report) -> Table:
@@ -70,6 +73,8 @@ def sentence(report: Report) -> str:
 def exploration(report: Report) -> str:
     """Return what exploring costs and brings in a sentence."""
     found = report.exploration
+    if not found.share:
+        return "No request explored: exploring is off."
     if not (found.exploring and found.others and found.difference and found.cost is not None):
         return f"{found.share:.0%} of requests explore; too few were labelled to compare them with the others."
     return (
@@ -79,38 +84,40 @@ def exploration(report: Report) -> str:
     )
 
 
-def comparison_rows(report: Report) -> list[tuple[str, ...]]:
-    """Return the rows of the comparison: name, base at its best, base as served if it is known, champion, and difference."""
+def comparison_rows(report: Report, *, served: bool) -> list[tuple[str, ...]]:
+    """Return the rows of the comparison: name, base at its best, with `served` the base as served, champion, and difference."""
 
-    def row(name: str, base: Rate, served: Rate | None, champion: Rate, difference: Difference, scale: float) -> tuple[str, ...]:
-        return name, rate(base, scale), rate(served, scale) if served else "-", rate(champion, scale), interval(difference, scale)
+    def row(name: str, base: Rate, other: Rate | None, champion: Rate, difference: Difference, scale: float) -> tuple[str, ...]:
+        apart = (rate(other, scale) if other else "-",) if served else ()
+        return name, rate(base, scale), *apart, rate(champion, scale), interval(difference, scale)
 
     later = GROUND_NAMES["later"]
     grounds = [
         row(name, values.base_best, values.base_served, values.champion, values.difference, scale)
         for ground, of in report.grounds.items()
         for name, values, scale in (
-            (f"accepted per request, {GROUND_NAMES[ground]}, %", of, 100.0),
-            (f"kept characters per request, {GROUND_NAMES[ground]}", of.kept_characters, 1.0),
+            (f"accepted at the same places, {GROUND_NAMES[ground]}, %", of, 100.0),
+            (f"kept characters at the same places, {GROUND_NAMES[ground]}", of.kept_characters, 1.0),
         )
     ]
     others = (
-        (f"accepted per shown, {later}, %", report.acceptance_of_shown, 100.0),
-        (f"accepted characters per request, {later}", report.accepted_characters_per_request, 1.0),
-        (f"requests with something shown, {later}, %", report.shown, 100.0),
+        (f"accepted of those shown, {later}, %", report.acceptance_of_shown, 100.0),
+        (f"accepted characters at the same places, {later}", report.accepted_characters_per_request, 1.0),
+        (f"places with something shown, {later}, %", report.shown, 100.0),
     )
     return [*grounds, *(row(name, c.base, None, c.champion, c.difference, scale) for name, c, scale in others)]
 
 
 def cycle_cells(row: CycleRow) -> tuple[str, ...]:
-    known = row.estimate is not None and row.low is not None and row.high is not None
     return (
-        *(row.cycle, row.parent, row.version or "-", str(row.samples), f"{row.mean_reward:+.3f}"),
+        *(row.cycle, row.parent, row.version or "-", str(row.samples)),
+        f"{row.mean_reward:+.3f}" if row.surrogate_weight else "-",
         "-" if row.judge is None else f"{row.judge:.2f}",
         f"{row.calibration.error:.3f}" if row.calibration else "-",
         row.verdict,
-        f"{row.estimate:+.3f} [{row.low:+.3f}, {row.high:+.3f}]" if known else "-",
-        row.reason,
+        figures.change("accepted", row.estimate, row.low, row.high)
+        if row.estimate is not None and row.low is not None and row.high is not None
+        else "-",
     )
 
 

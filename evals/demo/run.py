@@ -6,13 +6,11 @@ base and champion with the same developers at the same positions. Writes var/dem
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
-from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -27,12 +25,12 @@ from evals.demo.view import View
 from infra import settings as configuration
 from infra.registry.client import Registry
 from infra.settings import Settings
+from infra.stack import control
 from infra.stack.files import PRIVATE
 from infra.stack.parts import parts
 from infra.storage.store import ObjectStore
 from tasks.evaluation.positions import Code
 
-STACK_UP = (sys.executable, "-m", "infra.cli", "up")
 LATER_PARTS = ("engine-1", "evaluation")
 """Start beside the first developers: they have no work before there is a candidate."""
 OUT = Path("var/demo")
@@ -62,7 +60,9 @@ def run(options: Options) -> int:
     """Run the demo.
 
     Returns:
-        0 if the champion improves on the base, 1 if not, or the exit code of a part that failed.
+        0 if the champion improves on the base, 1 if not.
+
+    Raises StackError where a part does not start.
     """
     os.umask(PRIVATE)  # the report quotes developers' code
     console = Console()
@@ -70,14 +70,11 @@ def run(options: Options) -> int:
     code = developers.code_from(options.code)
     settings = configuration.load()
     first = [part for part in parts(settings) if part not in LATER_PARTS]
-    up = subprocess.run([*STACK_UP, "--paused", *first], cwd=configuration.ROOT, check=False)
-    if up.returncode:
-        return up.returncode
-    settings = configuration.load()
+    settings = control.up(first, partial(console.print, markup=False, highlight=False), paused=True)
     with View(console) as view:
         result = asyncio.run(demo(options, settings, code, view, began))
     page.write(result, configuration.ROOT / OUT)
-    console.print(report.LastScreen(result, report.files(OUT)))
+    console.print(report.LastScreen(result, report.files(OUT), page.links(settings, result)), crop=False)
     return 0 if result.improved else 1
 
 
@@ -100,7 +97,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         try:
             state, _ = await asyncio.gather(loop.run(), _start_later_part(view))
             stop.set()
-            live = await typing
+            await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
             paired = await closing.compare_with_base(people, options.visits, settings, code, registry, champion, view)
         finally:
@@ -126,7 +123,6 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         },
         exploration=comparison.exploration(requests, settings.serving.sampling.exploring_share),
         champion_calibration=await asyncio.to_thread(closing.calibration, store, began_closing, paired["later"]),
-        versions=comparison.live_rows(live),
         calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
         history=rows,
         experiments=await asyncio.to_thread(history.experiment_rows, store, state),
@@ -140,12 +136,5 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
 
 
 async def _start_later_part(view: View) -> None:
-    """Start the second engine while developers type, and print its lines. Raises RuntimeError where it does not start."""
-    command = (*STACK_UP, *LATER_PARTS)
-    process = await asyncio.create_subprocess_exec(*command, cwd=configuration.ROOT, stdout=PIPE, stderr=STDOUT)
-    assert process.stdout
-    async for line in process.stdout:
-        if text := line.decode(errors="replace").strip():
-            view.say(text)
-    if await process.wait():
-        raise RuntimeError(f"{' or '.join(LATER_PARTS)} did not start, see the output above; run `tabloop status`")
+    """Start the second engine while developers type, and print its lines. Raises StackError where it does not start."""
+    await asyncio.to_thread(control.up, LATER_PARTS, lambda line: view.say(line.strip()))

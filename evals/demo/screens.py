@@ -27,9 +27,9 @@ from infra.storage import cycles
 from infra.storage.store import ObjectStore
 
 DEMO = Path("var/demo")
-OUT = Path("infra/docs/assets/screens")
+OUT = Path("var/demo/screens")
 WIDTH, HEIGHT = 1280, 1000
-COLUMNS = 90
+COLUMNS = 80
 """Width of the terminal."""
 
 
@@ -66,7 +66,7 @@ def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[S
 def terminal_page(found: Report) -> str:
     """Return the last screen of the terminal as a page with one SVG image, which loads no font."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(report_.LastScreen(found, report_.files(DEMO)))
+    console.print(report_.LastScreen(found, report_.files(DEMO), found.addresses), crop=False)
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="make demo"), flags=re.DOTALL)
     return f'<!doctype html><meta charset="utf-8"><style>body{{margin:0}}svg{{width:100%;height:auto}}</style>{svg}'
 

@@ -146,11 +146,14 @@ def export(
     import time
 
     from infra import settings
+    from infra.pages import figures
     from tasks.experiments.reports.export import export
 
     written = export(_store(), settings.load(), experiment, folder, time.time())
     for path, rows in written.rows.items():
         print(f"{path}: {rows} rows")
+    for arm, rate in written.acceptance.items():
+        print(f"acceptance per request, {arm}: {figures.share(rate)} of {rate.n} requests")
     if written.note:
         print(written.note)
 

@@ -164,7 +164,7 @@ def developers(
 
 @command(MEASURE)
 def screens(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the pictures")] = Path("infra/docs/assets/screens"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the pictures")] = Path("var/demo/screens"),
     scheme: Annotated[Literal["light", "dark"], typer.Option(help="colour scheme")] = "light",
 ) -> None:
     """Take pictures of the five screens of a finished demo."""

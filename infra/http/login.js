@@ -1,7 +1,7 @@
 
 const say = text => { document.body.textContent = text; };
 async function logIn() {
-  const code = location.hash.slice(1);
+  const [, code, page] = /^([^/]*)(\/.*)?$/.exec(location.hash.slice(1));
   history.replaceState(null, "", "/?login");
   const headers = {"X-Login-Code": code};
   const answer = await fetch("/?login", {method: "POST", credentials: "omit", headers});
@@ -9,7 +9,7 @@ async function logIn() {
   if (!answer.ok) return say(text);
   const request = new XMLHttpRequest();
   request.open("GET", "/", true, "session", text);
-  request.onload = () => request.status < 400 ? location.replace("/") : say("the login failed: HTTP " + request.status);
+  request.onload = () => request.status < 400 ? location.replace(location.origin + (page || "/")) : say("the login failed: HTTP " + request.status);
   request.onerror = () => say("the server does not answer");
   request.send();
 }

@@ -83,9 +83,9 @@ class Logins:
         return f"{ends}.{_signature(self._key, f'session {ends}')}"
 
 
-def link(address: str, credential: str) -> str:
-    """Return a URL that logs one browser in to the server at an address."""
-    return f"{address.rstrip('/')}/?{QUERY}#{code(credential, time.time())}"
+def link(address: str, credential: str, page: str = "") -> str:
+    """Return a URL that logs one browser in to the server at an address, and leads to its page of this path."""
+    return f"{address.rstrip('/')}/?{QUERY}#{code(credential, time.time())}{page}"
 
 
 def code(credential: str, now: float) -> str:

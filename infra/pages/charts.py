@@ -81,8 +81,9 @@ class ConfidenceSequence:
 def sequence(chart: ConfidenceSequence, width: int = WIDTH, height: int = 210) -> str:
     """Return a confidence sequence with the zero line, the margins and the planned end."""
     last = chart.points[-1].x
-    right = chart.end if last >= chart.end / 4 else 1.6 * max(last, 1.0)
-    x = scale(0, max(right, last) * 1.04, LEFT, width - RIGHT)
+    planned = chart.end if last >= chart.end / 4 else 1.6 * max(last, 1.0)
+    right = max(planned, last)
+    x = scale(0, right * 1.04, LEFT, width - RIGHT)
     settled = [p for p in chart.points if p.x >= last / 2]  # the first intervals are wide, and the plot cuts them off
     bounds = [b for p in settled for b in (p.value, p.low, p.high) if b is not None]
     bottom, top = _around([*bounds, *chart.margins, 0.0])
@@ -97,12 +98,13 @@ def sequence(chart: ConfidenceSequence, width: int = WIDTH, height: int = 210) -
         *frame(width, height, y, ticks(bottom, top)),
         *(text(x(tick), height - BOTTOM + 14, _number(tick), "middle") for tick in ticks(0, right)),
         text((LEFT + width - RIGHT) / 2, height - 4, chart.x_label, "middle", "faint"),
-        f'<polygon class="band" points="{path(outline)}"/>' if outline else "",
+        f'<polygon class="band" points="{path(outline)}"/>' if len(ranged) > 1 else "",
+        *(upright(at, low, high, "look") for at, low, high in ranged),
         f'<polyline class="line" points="{path([(x(p.x), cut(p.value)) for p in chart.points])}"/>',
         f'<circle class="dot" cx="{x(last):.1f}" cy="{cut(chart.points[-1].value):.1f}" r="4"/>',
         _across(y(0.0), width, "zero", ""),
         *(_across(y(margin), width, "margin", "margin") for margin in chart.margins),
-        *_planned_end(chart.end, right, x, width, height),
+        *_planned_end(chart.end, planned, x, width, height),
     ]
     return svg(width, height, chart.title, chart.description, marks)
 

@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.pages import charts
+from infra.pages import charts, figures
 from infra.pages.charts import Chart, ConfidenceSequence, Point
 from infra.records import ExperimentRecord, Look, MetricResult, Plan, PlannedMetric, Verdict
 
-PER = {
-    "requests": "request",
-    "shown": "request",
-    "labelled": "labelled request",
-    "judged": "judged completion",
-    "user": "user",
-}
 MOST_ROWS = 20
 """Looks in the table beneath a chart."""
 WORDS = {"better": "better", "not_worse": "not worse", "unsure": "unsure", "worse": "worse than its margin"}
@@ -110,18 +103,18 @@ def words(name: str) -> str:
 
 
 def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
-    margins = _margins(result, planned)
+    margins, name = _margins(result, planned), figures.title(result.name)
     difference, picture = "cannot be compared", ""
     mark = {"better": "yes", "worse": "no"}.get(result.state, "")
     if result.estimate is not None and result.low is not None and result.high is not None:
-        difference = f"{_signed(result.estimate)} [{_signed(result.low)}, {_signed(result.high)}]"
-        described = f"{words(result.name)}: difference {difference} at {_level(result.level)}, {WORDS[result.state]}"
+        difference = figures.change(result.name, result.estimate, result.low, result.high)
+        described = f"{name}: difference {difference} at {_level(result.level)}, {WORDS[result.state]}"
         picture = charts.interval(Point(0, result.estimate, result.low, result.high), margins, mark, described)
     return MetricRow(
-        name=words(result.name),
+        name=name,
         role=result.role,
-        champion=f"{result.champion:.4g}",
-        challenger=f"{result.challenger:.4g}",
+        champion=f"{result.champion:.{figures.digits(result.name)}f}",
+        challenger=f"{result.challenger:.{figures.digits(result.name)}f}",
         difference=difference,
         level=_level(result.level),
         margin=_bound(result.margin, planned),
@@ -132,7 +125,8 @@ def _row(result: MetricResult, planned: PlannedMetric | None) -> MetricRow:
 
 
 def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> ConfidenceSequence | None:
-    found = [(look, result) for look in looks for result in look.verdict.metrics if result.name == metric.name]
+    counted = of_one_stage(looks)
+    found = [(look, result) for look in counted for result in look.verdict.metrics if result.name == metric.name]
     points = [
         Point(_requests(look), result.estimate, result.low, result.high) for look, result in found if result.estimate is not None
     ]
@@ -141,17 +135,26 @@ def _sequence(metric: PlannedMetric, looks: Sequence[Look], plan: Plan) -> Confi
     last, level = points[-1], _level(found[-1][1].level)
     description = (
         f"Difference, challenger minus champion, after {last.x:.0f} of {plan.planned_requests} requests an arm: "
-        f"{_signed(last.value)}, interval from {_signed(last.low or 0.0)} to {_signed(last.high or 0.0)} at {level}, "
+        f"{figures.change(metric.name, last.value, last.low or 0.0, last.high or 0.0)} at {level}, "
         f"valid at every look. Zero is no difference."
     )
     return ConfidenceSequence(
-        title=f"{words(metric.name)} per {PER[metric.per]} ({metric.better} is better), {level} confidence sequence",
+        title=f"{figures.title(metric.name)} ({metric.better} is better): difference, {level} confidence sequence",
         description=description,
         points=points,
         x_label="requests on the smaller arm",
         end=plan.planned_requests,
         margins=_margins(found[-1][1], metric),
     )
+
+
+def of_one_stage(looks: Sequence[Look]) -> Sequence[Look]:
+    """Return the looks whose requests add up: those of the test, pauses included, without its ramp and its watch.
+
+    Where there was no test, those of the newest look's stage.
+    """
+    tested = [look for look in looks if look.stage in ("test", "paused")]
+    return tested or [look for look in looks if look.stage == looks[-1].stage]
 
 
 def _rows(points: Sequence[Point]) -> tuple[tuple[str, ...], ...]:

@@ -149,7 +149,7 @@ class Manifest(Record):
     quarantine: ObjectReference | None = None
     """The quarantined rows, each with its reason; none if no request was quarantined."""
     docs: tuple[str, ...] = ()
-    """Keys of the validation's Data Docs."""
+    """Keys of the pages of its validation."""
     profile: Profile = Profile()
     """Sums that later cycles are compared with."""
     returns: tuple[RewardTotals, ...] = ()

@@ -16,8 +16,9 @@ Design = Literal["by_user", "crossover"]
 Denominator = Literal["requests", "shown", "labelled", "judged", "decided", "user"]
 """requests: all. shown: all, what was shown and not judged as what was judged. judged: what became of it is known. decided: the
 developer decided. user: a number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
-RULES = 3
-"""Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict."""
+RULES = 4
+"""Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict, or
+another reason."""
 
 StageName = Literal["shadow", "ramp", "test", "paused", "watch", "anchor"]
 """shadow: the challenger answers copies of requests that nobody sees. ramp: it serves a part of the planned share. test: it
@@ -263,7 +264,13 @@ class Verdict(Record):
     users: dict[Arm, int] = Field(default={})
     """Number of users in each arm."""
     acceptance: dict[Arm, Rate] = Field(default={})
-    """Acceptance per request of each arm; an arm with fewer than two users has no entry."""
+    """Acceptance per request of each arm (tasks/statistics/answered.py); an arm with fewer than two users, or without an answer,
+    has no entry."""
+    kept: dict[Arm, Rate] = Field(default={})
+    """Kept characters per request of each arm, as `acceptance`; empty in verdicts of earlier versions."""
+    saved: dict[Arm, Rate] = Field(default={})
+    """Seconds saved per request of each arm (infra/model/time_saved.py), as `acceptance`; it decides nothing. Empty in verdicts
+    of earlier versions."""
     promising: bool = False
     """Whether a rejected challenger only lacked proof of a gain and was surely not accepted less than the margin allows; training
     continues from it."""

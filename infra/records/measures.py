@@ -15,15 +15,16 @@ MeasuredBy = Literal["all", "language", "activity", "sampling"]
 QUICK_MS = 750.0
 """Milliseconds below which nobody can have read what they reject (arXiv 2511.18842)."""
 RATIOS: dict[str, str] = {
-    "accepted_per_request": "accepted per request",
-    "accepted_per_shown": "accepted per shown",
-    "shown_per_request": "shown per request",
-    "kept_characters_per_request": "kept characters per request",
+    "accepted_per_request": "reported accepts per request",
+    "accepted_per_shown": "reported accepts per shown",
+    "shown_per_request": "reported shown per request",
+    "kept_characters_per_request": "reported kept characters per request",
     "completed_share": "share of completed code",
     "explicit_cancels_per_shown": "explicit cancels per shown",
     "quick_rejections_per_shown": "rejections under 750 ms per shown",
 }
-"""The ratios of Measures, with their names for people."""
+"""The ratios of Measures, with their names for people. Each counts a shown completion without an answer as not accepted, so it is
+not the acceptance of an A/B test (tasks/statistics/answered.py) and has another name."""
 
 
 class Measures(Record):
@@ -85,4 +86,7 @@ class ServedVersion(Record):
     version: str
     """Policy version that served."""
     acceptance: Rate
-    """Accepted per request of those that Measures.requests counts, exploring ones aside; its interval is clustered by user."""
+    """Acceptance per request of those that Measures.requests counts, exploring ones aside; its interval is clustered by user."""
+    answered: bool = False
+    """Whether it is the acceptance of an A/B test (tasks/statistics/answered.py), in which a shown completion without an answer
+    is missing data; False in manifests of earlier versions, where it is not accepted."""

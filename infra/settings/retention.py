@@ -9,8 +9,8 @@ class Retention(Section):
     events_days: float = Field(90.0, gt=0)
     """Days to keep events. At least nine, since cycles look back a week."""
     cycles_days: float = Field(180.0, gt=0)
-    """Days to keep the rows of a finished cycle: samples, quarantined rows, Data Docs, the team's held-out set. Its manifest and
-    outcome stay."""
+    """Days to keep the rows of a finished cycle: samples, quarantined rows, validation pages, the held-out set of the team. Its
+    manifest and outcome stay."""
     evaluations_days: float = Field(90.0, gt=0)
     """Days to keep completions at held-out places and judgements of them, which spare the same evaluation a second time. Those at
     the team's own places lie with their cycle, and go with its rows."""

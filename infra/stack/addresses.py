@@ -1,5 +1,7 @@
 """The addresses of the stack's services, as a person reads them."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from infra import settings as settings_
@@ -25,19 +27,27 @@ def described(settings: Settings) -> str:
     )
 
 
-def login_links(settings: Settings) -> dict[str, str]:
-    """Return the address of each page, by part: of a server on this machine, a link that logs a browser in."""
+def login_links(settings: Settings, pages: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Return the address of each part's page: of a server on this machine, a link that logs a browser in.
+
+    Args:
+        pages: by part, the path of another page than the first.
+    """
     serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
     password = settings_.revealed(registry.password)
     host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     return {
-        "prefect": _link(orchestration.api.removesuffix("/api"), settings_.revealed(orchestration.auth_string)),
-        "mlflow": _link(registry.uri, password and f"{registry.username}:{password}"),
-        "serving": _link(f"http://{host}:{serving.port}/", settings_.revealed(serving.admin_token)),
+        "prefect": _link(
+            orchestration.api.removesuffix("/api"), settings_.revealed(orchestration.auth_string), pages.get("prefect", "")
+        ),
+        "mlflow": _link(registry.uri, password and f"{registry.username}:{password}", pages.get("mlflow", "")),
+        "serving": _link(f"http://{host}:{serving.port}", settings_.revealed(serving.admin_token), pages.get("serving", "")),
     }
 
 
-def _link(address: str, credential: str) -> str:
+def _link(address: str, credential: str, page: str) -> str:
     """Return a login link of a server on this machine, else its plain address."""
     here = urlsplit(address).hostname in settings_.LOOPBACK
-    return login.link(address, credential) if here and credential else settings_.masked(address)
+    return (
+        login.link(address, credential, page) if here and credential else f"{settings_.masked(address).rstrip('/')}{page or '/'}"
+    )

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infra.records import Decision, ExperimentRecord, Move
+from infra.records import CycleProgress, Decision, ExperimentRecord, LoopRun, Move
 from infra.registry.client import ModelVersion, Registry
+from infra.storage import cycle_progress, loop_runs
 from infra.storage.store import ObjectStore
 from serving.status.history import Asked, Cycle, CycleHistory, LookHistory, MoveHistory, RequestHistory, Watched
 
@@ -19,6 +20,9 @@ MAX_CYCLES = 8
 MAX_DRAWN = 24
 """Cycles in the charts."""
 MAX_MOVES = 8
+"""Moves in the table."""
+MAX_READ_MOVES = 60
+"""Moves that are read, to find since when the champion serves."""
 MAX_REQUESTS = 3
 WAIT_SECONDS = 3.0
 """Longest wait of the page for a registry or store that does not answer."""
@@ -45,6 +49,10 @@ class StatusData:
     cycles: list[Cycle] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    runs: dict[str, LoopRun] = field(default_factory=dict)
+    """The newest run of the cycle and of the controller, by flow."""
+    progress: CycleProgress | None = None
+    """The stage of the newest cycle's run."""
     watched: Watched | None = None
     """The running experiment, else the last one, with its looks."""
     problems: dict[str, str] = field(default_factory=dict)
@@ -83,9 +91,34 @@ class StatusData:
 
     def _read_cycles(self) -> None:
         self.cycles = self._cycles.last(MAX_DRAWN)
-        self.moves = self._moves.last(MAX_MOVES)
+        self.moves = self._moves.last(MAX_READ_MOVES)
         self.asked = self.requests.last(MAX_REQUESTS)
+        self.runs, self.progress = loop_runs.read(self.store), cycle_progress.read(self.store)
 
     def _read_looks(self, running: ExperimentRecord | None) -> None:
-        last = running or (self.analysis.experiment if self.analysis else None)
+        shown, _ = shown_looks(self, running)
+        last = running or (shown.experiment if shown else None)
         self.watched = self._looks.of(last.id, running) if last else None
+
+
+def shown_looks(data: StatusData, running: ExperimentRecord | None) -> tuple[Decision | None, Decision | None]:
+    """Return the newest look at the running test, else the verdict on the last one; and the newest look at a probation, or beside
+    an anchor, which follows that verdict and leaves it as it is."""
+    newest = data.analysis
+    if running:  # the analysis of an earlier test says nothing about the running one
+        return (newest if newest and newest.experiment.id == running.id else None), None
+    if newest is None:
+        return None, None
+    decided = decision_of(data, newest.experiment.id)
+    if decided is None:
+        others = (cycle.decision for cycle in data.cycles if cycle.decision)
+        decided = next((each for each in others if each.decided < newest.decided), None)
+    if decided is None:
+        return newest, None
+    return decided, newest if newest.decided > decided.decided else None
+
+
+def decision_of(data: StatusData, experiment: str) -> Decision | None:
+    """Return the decision that ended an experiment of one of the newest cycles."""
+    decisions = (cycle.decision for cycle in data.cycles if cycle.decision)
+    return next((decision for decision in decisions if decision.experiment.id == experiment), None)

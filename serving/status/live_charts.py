@@ -1,6 +1,8 @@
 """The status page's charts of acceptance, latency and cycles; those of an experiment are in infra/pages/experiment_view.py."""
 
+import re
 from collections.abc import Sequence
+from datetime import datetime
 
 from infra.pages import time_charts
 from infra.pages.charts import Chart, Point
@@ -9,6 +11,8 @@ from infra.records import ExperimentRecord, ServedVersion
 from serving.metrics import PERCENTILES, Latency
 from serving.status.history import Cycle
 
+HOUR = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/")
+"""Of the key of an object of events."""
 MOST_TRACKS = 8
 """Newest cycles of the timeline."""
 
@@ -21,7 +25,7 @@ def acceptance(cycles: Sequence[Cycle], project: str) -> Chart | None:
     found: dict[str, list[tuple[float, ServedVersion]]] = {}
     for cycle in reversed(cycles):
         for served in cycle.manifest.served:
-            if served.project == project:
+            if served.project == project and served.answered:
                 found.setdefault(served.version, []).append((cycle.manifest.until, served))
     if not found:
         return None
@@ -38,7 +42,9 @@ def acceptance(cycles: Sequence[Cycle], project: str) -> Chart | None:
         for t, version, rate in cells
     )
     last = "; ".join(f"version {version}, {rate.rate:.1%}" for t, version, rate in cells if t == cells[0][0])
-    title = f"Accepted per request by version, %, in {f'project {project}' if project else 'all projects'}"
+    title = (
+        f"Acceptance per request by version in each cycle's window, %, in {f'project {project}' if project else 'all projects'}"
+    )
     description = (
         f"A point for each version at the end of each cycle's window, with its 95 % interval. In the last window: {last}."
     )
@@ -74,7 +80,7 @@ def timeline(cycles: Sequence[Cycle], running: ExperimentRecord | None, now: flo
     if not shown:
         return None
     tracks = [Track(cycle.manifest.cycle, [_window(cycle), *_test(cycle, running, now)]) for cycle in shown]
-    title = "Cycles over time: the window collected (thin), the A/B test of its candidate (thick)"
+    title = "Cycles over time: the window collected (filled), the A/B test of its candidate (framed)"
     rows = tuple(
         (
             cycle.manifest.cycle,
@@ -89,9 +95,16 @@ def timeline(cycles: Sequence[Cycle], running: ExperimentRecord | None, now: flo
 
 
 def _window(cycle: Cycle) -> Span:
-    # The first window begins with the first request of all, which can be long ago.
+    # The first window begins before the first request of all: it is drawn from the hour of its first events.
     manifest = cycle.manifest
-    return Span(max(manifest.since, manifest.until - time_charts.DAY), manifest.until, "bar")
+    hours = [hour for reference in manifest.completions if (hour := _hour(reference.key))]
+    return Span(max(manifest.since, min(hours, default=manifest.until - time_charts.DAY)), manifest.until, "bar")
+
+
+def _hour(key: str) -> float:
+    """Return the hour of an object of events in Unix seconds; 0 where its key has none."""
+    found = HOUR.search(key)
+    return datetime.strptime(f"{found[1]} {found[2]} +0000", "%Y-%m-%d %H %z").timestamp() if found else 0.0
 
 
 def _test(cycle: Cycle, running: ExperimentRecord | None, now: float) -> list[Span]:

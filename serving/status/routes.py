@@ -23,7 +23,6 @@ from jinja2 import Environment, StrictUndefined
 from infra.http.login import CODE_HEADER, QUERY, Answer
 from infra.pages import charts
 from infra.pages.experiment_view import duration
-from infra.records import Rate
 from serving.access import Access, Denied
 from serving.gateway.drain import Drain
 from serving.gateway.errors import BadRequest
@@ -107,7 +106,8 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
     """Add the page, its parts that change, its script and its login; return the headers of the pages."""
     source = (FOLDER / "status.html").read_text().replace("/* charts */", charts.STYLE)
     environment, headers = _environment(), security_headers(source)
-    page, live = environment.from_string(source), environment.from_string((FOLDER / "live.html").read_text())
+    page = environment.from_string(source)
+    top, live = (environment.from_string((FOLDER / name).read_text()) for name in ("head.html", "live.html"))
     script = (FOLDER / "status.js").read_bytes()
 
     async def values(request: Request) -> dict[str, Any]:
@@ -133,12 +133,12 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
             text = "log in with a link that `tabloop status` prints; as a password, an administrator's token is taken"
             return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
         shown = await values(request)
-        return HTMLResponse(page.render(shown, live=live.render(shown)), headers=headers)
+        return HTMLResponse(page.render(shown, head=top.render(shown), live=live.render(shown)), headers=headers)
 
     @app.get("/admin/live", response_class=HTMLResponse, responses=LIVE_ANSWERS, openapi_extra=SECURITY)
     async def live_parts(request: Request, project: str = "") -> Response:
         await sources.access.check(request.headers, "admin", password=True)
-        return HTMLResponse(live.render(await values(request)), headers=headers)
+        return HTMLResponse(top.render(shown := await values(request)) + live.render(shown), headers=headers)
 
     @app.get("/status.js", response_class=Response, responses=SCRIPT_ANSWERS, openapi_extra=SECURITY)
     async def status_script(request: Request) -> Response:
@@ -246,13 +246,8 @@ def _ago(seconds: float) -> str:
 
 def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["percent"] = _percent
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     environment.filters["ago"] = _ago
     environment.filters["until"] = lambda seconds: duration(seconds - time.time())
     return environment
-
-
-def _percent(rate: Rate) -> str:
-    return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"

@@ -41,7 +41,7 @@
     const project = at("project")?.value ?? "";
     const options = { credentials: "same-origin", cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS) };
     const answer = await fetch("/admin/live?project=" + encodeURIComponent(project), options);
-    if (answer.status === 401) throw new Error("this browser is no longer logged in; open a link of `make status`");
+    if (answer.status === 401) throw new Error("this browser is no longer logged in; open a link of `tabloop status`");
     if (!answer.ok) throw new Error("HTTP " + answer.status);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (project !== (at("project")?.value ?? "")) return; // another one was chosen meanwhile

@@ -14,8 +14,7 @@ from serving.access import Access
 from serving.gateway.generation import Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, Schema, answer_schema, answers, optional
 from serving.slots.arms import Arms
-from serving.status.data import StatusData
-from serving.status.views import decision_of
+from serving.status.data import StatusData, decision_of
 
 NUMBER: Schema = {"type": "number"}
 COUNTS: Schema = {"type": "object", "additionalProperties": {"type": "integer"}}

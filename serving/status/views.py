@@ -1,12 +1,15 @@
 """The values of the status page, from the last answers of registry and store and from this replica's own requests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from infra.pages.experiment_view import metric_rows, progress, sequences
-from infra.records import Decision, ExperimentRecord
+from infra.pages.figures import arm_rows
+from infra.records import Decision, ExperimentRecord, Look
 from serving.metrics import Metrics
 from serving.status import live_charts
-from serving.status.data import MAX_CYCLES, Links, StatusData
+from serving.status.data import MAX_CYCLES, MAX_MOVES, Links, StatusData, shown_looks
+from serving.status.head import head
 
 ALL_PROJECTS = ""
 
@@ -25,29 +28,28 @@ def page_values(
     `status` is what GET /admin/status answers; `now` in Unix seconds. With a project, metrics by project are those of its
     requests.
     """
-    # The analysis of an earlier test says nothing about the running one.
-    analysis = data.analysis if data.analysis and (running is None or data.analysis.experiment.id == running.id) else None
-    probation = None
-    if analysis and running is None and (decision := decision_of(data, analysis.experiment.id)):
-        # Looks of the probation follow the verdict on the test.
-        probation = analysis if analysis.decided > decision.decided else None
-        analysis = decision
+    analysis, beside = shown_looks(data, running)
+    looks = _looks(data, analysis, running)
+    if analysis and running and looks and looks[-1].time >= analysis.decided:
+        analysis = analysis.model_copy(update={"verdict": looks[-1].verdict, "decided": looks[-1].time})
     errors = {"object store": status["store_error"], **data.problems}
     served = {served.project for cycle in data.cycles for served in cycle.manifest.served}
+    test = _experiment(data, analysis, running, looks, now)
     return {
         **status,
         "problems": [*status["problems"].items(), *((part, problem) for part, problem in errors.items() if problem)],
+        "head_lines": head(status, data, analysis, test["progress"] if running else None, now),
         "running": running is not None,
         "analysis": analysis,
-        "probation": probation,
+        "beside": beside,
         "asked": data.asked,
         "now": now,
-        **_experiment(data, analysis, now),
+        **test,
         "recent": metrics.recent(now, project),
-        "feedback_counts": sorted(metrics.feedback_counts.items()),
+        "clients": metrics.last_hour(now),
         "versions": data.versions,
         "cycles": data.cycles[:MAX_CYCLES],
-        "moves": data.moves,
+        "moves": data.moves[:MAX_MOVES],
         "previous": previous(data),
         "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
         "links": links,
@@ -57,12 +59,6 @@ def page_values(
         "latency": live_charts.latency(metrics.latency(now, project)),
         "timeline": live_charts.timeline(data.cycles, running, now),
     }
-
-
-def decision_of(data: StatusData, experiment: str) -> Decision | None:
-    """Return the decision that ended an experiment of one of the newest cycles."""
-    decisions = (cycle.decision for cycle in data.cycles if cycle.decision)
-    return next((decision for decision in decisions if decision.experiment.id == experiment), None)
 
 
 def previous(data: StatusData) -> str:
@@ -76,19 +72,37 @@ def previous(data: StatusData) -> str:
     return next((version for version in retired if version in kept), "")
 
 
-def _experiment(data: StatusData, analysis: Decision | None, now: float) -> dict[str, Any]:
-    """Return the values of the looks at the shown experiment."""
+def _looks(data: StatusData, analysis: Decision | None, running: ExperimentRecord | None) -> tuple[Look, ...]:
+    """Return the looks at the shown test, the newest last: also the one that is not in the log, since little had changed."""
     watched = data.watched
-    if watched and analysis and watched.experiment.id != analysis.experiment.id:
-        watched = None
-    experiment = watched.experiment if watched else analysis.experiment if analysis else None
-    stages = experiment.stages if experiment else ()
-    drawn = sequences(watched.looks, experiment.plan) if watched and experiment and experiment.plan else []
+    looks = watched.looks if watched and (not analysis or watched.experiment.id == analysis.experiment.id) else ()
+    if not analysis or not running or (looks and looks[-1].time >= analysis.decided):
+        return looks
+    stage = running.stage_at(analysis.decided)
+    newest = Look(
+        experiment=running.id,
+        number=len(looks) + 1,
+        time=analysis.decided,
+        stage=stage.name,
+        share=stage.share,
+        verdict=analysis.verdict,
+    )
+    return (*looks, newest)
+
+
+def _experiment(
+    data: StatusData, analysis: Decision | None, running: ExperimentRecord | None, looks: Sequence[Look], now: float
+) -> dict[str, Any]:
+    """Return the values of the shown test: its table, its progress and its charts are of the same look."""
+    of_looks = data.watched.experiment if data.watched and looks else None
+    experiment = running if running and analysis else of_looks or (analysis.experiment if analysis else None)
+    plan = experiment.plan if experiment else None
     return {
         "share": experiment.stage_at(now).share if experiment else 0.0,
-        "stages": stages,
-        "planned": experiment.plan.planned if experiment and experiment.plan else "",
-        "progress": progress(watched.experiment, watched.last) if watched else None,
-        "charts": drawn,
-        "metrics": metric_rows(analysis.verdict, experiment.plan) if analysis and experiment else [],
+        "stages": experiment.stages if experiment else (),
+        "planned": plan.planned if plan else "",
+        "progress": progress(experiment, looks[-1]) if experiment and looks else None,
+        "charts": sequences(looks, plan) if plan and looks else [],
+        "arms": arm_rows(analysis.verdict, analysis.experiment.champion, analysis.experiment.challenger) if analysis else [],
+        "metrics": metric_rows(analysis.verdict, plan) if analysis else [],
     }

@@ -8,9 +8,10 @@ from typing import get_args
 
 import polars as pl
 
+from infra.model import time_saved
 from infra.records import QUICK_MS, RATIOS, Bucket, LabelOutcome, Manifest, MeasuredGroup, Measures, ServedVersion
 from infra.records.measures import MeasuredBy
-from tasks.statistics.ratios import rate
+from tasks.statistics.answered import per_request
 
 LEFT_OUT: tuple[Bucket, ...] = ("duplicate", "opted_out", "waiting", "pinned")
 """Buckets whose requests are measured in another cycle, or in none."""
@@ -27,6 +28,12 @@ SHOWN = JUDGED | ~(
     | pl.col("not_taken").cast(pl.String).is_in(["cancelled", "empty"]).fill_null(False)
 )
 """The developer saw it. An editor closes the connection of a completion that is typed over; one that was shown has an answer."""
+VISIBLE = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
+"""Text may have been shown. Unlike SHOWN it includes requests whose connection the editor closed: they are missing data, not
+requests without text."""
+ANSWERED = JUDGED | (pl.col("unreported") & VISIBLE & ~pl.col("cache_hit"))
+"""The outcome is known, for a user whose editor reports other requests. A completion that Continue shows again from its cache may
+be accepted then."""
 ACCEPTED = JUDGED & (pl.col("accepted_characters") >= 0.5 * pl.max_horizontal("shown_characters", pl.lit(1)))
 """At least half of the shown text was accepted, or is still there where the editor reports that."""
 _KNOWN = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", "shown_characters"))
@@ -39,6 +46,18 @@ CANCELLED = REJECTED & (pl.col("not_taken").cast(pl.String) == "rejected")
 """The developer dismissed it."""
 QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
 """Rejected before it can have been read."""
+_READ = pl.when(ACCEPTED | pl.col("kept_characters").is_null()).then("shown_characters")
+_RIGHT = pl.min_horizontal("shown_characters", pl.col("kept_characters") + time_saved.FIXATION_CHARACTERS)
+_EDITED = pl.col("shown_characters") - KEPT
+SAVED = (
+    pl.when(ACCEPTED).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
+    - pl.when(JUDGED).then(time_saved.reading(_READ.otherwise(_RIGHT))).otherwise(0.0)
+).fill_null(0.0)
+"""Seconds that a completion saved, less its reading (infra/model/time_saved.py); negative where reading cost more.
+
+All of an accepted text is read; of a rejected one the part up to its first wrong word, or all, the upper bound, where the
+settled text is unknown. One that an editor does not report costs no reading, since nothing of it is known: the saving is too
+high there."""
 SUMS: dict[str, pl.Expr] = {
     "requests": pl.lit(1),
     "shown": SHOWN,
@@ -80,25 +99,27 @@ def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
 def served(classified: pl.DataFrame) -> tuple[ServedVersion, ...]:
     """Return the acceptance of each version that served in a window, over all projects and in each of the MOST_PROJECTS largest.
 
-    Versions with fewer than two users are left out: they have no interval.
+    Versions with fewer than two users, or without an answer, are left out: they have no interval.
 
     Args:
         classified: labelled requests with their `bucket` (tasks/labels/accounting.py).
     """
     rows = classified.filter(counted() & ~pl.col("exploring"))
-    by_user = rows.group_by("project", "policy_version", "user").agg(
-        requests=pl.len(), accepted=ACCEPTED.fill_null(False).cast(pl.Int64).sum()
+    sums = {"accepted": ACCEPTED.fill_null(False), "judged": ANSWERED, "visible": VISIBLE, "requests": pl.lit(1)}
+    keys = ("project", "policy_version", "user")
+    by_user = (
+        rows.select(*keys, **{name: value.cast(pl.Float64) for name, value in sums.items()})
+        .group_by(keys)
+        .agg(pl.col(*sums).sum())
     )
     largest = by_user.group_by("project").agg(pl.col("requests").sum()).sort("requests", "project", descending=[True, False])
-    everyone = by_user.group_by("policy_version", "user").agg(pl.col("requests", "accepted").sum())
+    everyone = by_user.group_by("policy_version", "user").agg(pl.col(*sums).sum())
     parts = {"": everyone} | {name: by_user.filter(pl.col("project") == name) for name in largest["project"].head(MOST_PROJECTS)}
     return tuple(
-        ServedVersion(
-            project=project, version=str(version), acceptance=rate(users["accepted"].to_list(), users["requests"].to_list())
-        )
+        ServedVersion(project=project, version=str(version), acceptance=found, answered=True)
         for project, part in parts.items()
         for (version,), users in part.sort("policy_version", "user").partition_by("policy_version", as_dict=True).items()
-        if len(users) > 1
+        if (found := per_request(*(users[name].to_numpy() for name in sums)))
     )
 
 

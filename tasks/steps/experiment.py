@@ -110,8 +110,14 @@ def conclude(context: Context, decision: Decision) -> Decision:
     """Write the decision once, move the aliases, and describe the version with its verdict."""
     store, registry = context.store, context.registry
     written = release.conclude(store, registry, decision)
-    attempt_to_show("MLflow", lambda: registering.describe_again(store, registry, context.settings, written))
+    attempt_to_show("MLflow", lambda: _describe(context, written))
     return written
+
+
+def _describe(context: Context, decision: Decision) -> None:
+    found = registering.describe_again(context.store, context.registry, context.settings, decision)
+    if found:
+        registering.log_verdict(context.settings, found)
 
 
 @step("settle", retries=IO_RETRIES)

@@ -18,7 +18,7 @@ def plan(context: Context, request: MoveRequest) -> Plan:
         call_run(f"reject v{planned.running.challenger}", f"v{planned.running.challenger}")
         return planned
     named = "promote" if planned.kind == "promote" else "roll back to"
-    call_run(f"{named} v{planned.version}, was v{planned.champion or 'none'}", f"v{planned.version}")
+    call_run(f"{named} v{planned.version}, was {f'v{planned.champion}' if planned.champion else 'none'}", f"v{planned.version}")
     if planned.warning:
         get_run_logger().warning("%s", planned.warning)
     return planned

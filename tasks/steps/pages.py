@@ -43,7 +43,7 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         *(f"- not checked: {reason}" for reason in evaluation.left_out),
         "\nWhat the window's completions were worth:\n",
         measures_table(manifest),
-        "\nThe manifest's SHA-256 is the data set's id in MLflow. Data Docs of its validation:\n",
+        "\nThe manifest's SHA-256 is the data set's id in MLflow. Pages of its validation:\n",
         *(f"- {key}" for key in manifest.docs),
     ]
     return "\n".join(lines)

@@ -1,15 +1,23 @@
 """The decorator of every step."""
 
+import time
 from collections.abc import Callable
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from infra.storage import cycle_progress
+from tasks.steps.context import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")
+CYCLE = "cycle"
+"""Name of the flow whose steps are noted."""
 IO_RETRIES = 2
 """Retries of a step that reads or writes over the network."""
 
@@ -17,9 +25,30 @@ IO_RETRIES = 2
 def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Return a decorator that makes a Prefect task which keeps no result.
 
-    Inputs are not hashed: a step that is done is known by what it left in the object store.
+    Inputs are not hashed: a step that is done is known by what it left in the object store. Each step of a cycle is noted there
+    as its stage.
     """
-    return task(name=name, retries=retries, retry_delay_seconds=2, cache_policy=NO_CACHE, persist_result=False)
+
+    def decorate(function: Callable[P, R]) -> Task[P, R]:
+        @wraps(function)
+        def run(*arguments: P.args, **keywords: P.kwargs) -> R:
+            if arguments and isinstance(arguments[0], Context):
+                _note_stage(arguments[0], name)
+            return function(*arguments, **keywords)
+
+        return task(name=name, retries=retries, retry_delay_seconds=2, cache_policy=NO_CACHE, persist_result=False)(run)
+
+    return decorate
+
+
+def note_progress(context: Context, done: float, of: float) -> None:
+    """Note how much of its work the stage of a cycle has done."""
+    attempt_to_show("progress", lambda: cycle_progress.advance(context.store, done, of, time.time()))
+
+
+def _note_stage(context: Context, stage: str) -> None:
+    if flow_run.flow_name == CYCLE:
+        attempt_to_show("progress", lambda: cycle_progress.enter(context.store, flow_run.id or "", stage, time.time()))
 
 
 def attempt_to_show(part: str, show: Callable[[], object]) -> None:

@@ -1,5 +1,9 @@
 """The step `train` of a cycle."""
 
+import math
+import re
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from prefect.logging import get_run_logger
@@ -10,10 +14,15 @@ from infra.storage import cycles
 from tasks.labels.shares import weight_shares
 from tasks.steps.context import Context
 from tasks.steps.seal import end
-from tasks.steps.step import IO_RETRIES, attempt_to_show, step
+from tasks.steps.step import IO_RETRIES, attempt_to_show, note_progress, step
 from tasks.trainer import run as training
 from tasks.trainer.run import Candidate, TrainerOutput, UpdateInputs, UpdateRefused
 from tasks.versions import tracking
+
+STEP_LINE = re.compile(r"step (\d+) of (\d+)\b")
+"""The line that the trainer prints for each step."""
+NOTE_SECONDS = 3.0
+"""Shortest time between two notes of the steps taken."""
 
 
 @step("train")
@@ -23,7 +32,13 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     sealed = cycles.settings_of(store, manifest.cycle, settings)
     inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares(sealed.collect))
     parent, folder = context.checkpoint(manifest.parent), context.folder(manifest.cycle)
-    with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
+    note = noting(context, time.monotonic)
+    with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as log_step:
+
+        def say(line: str) -> None:
+            log_step(line)
+            note(line)
+
         result = training.train(store, manifest, parent, sealed.train, TrainerOutput(folder, say), inputs)
     if isinstance(result, UpdateRefused):
         logger.warning("the update was refused: %s", result.reason)
@@ -31,6 +46,19 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     store.put_json(cycles.key(manifest.cycle, "training.json"), result.metrics.model_dump(mode="json"))
     logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
     return result
+
+
+def noting(context: Context, clock: Callable[[], float]) -> Callable[[str], None]:
+    """Return a function that takes the trainer's lines, and notes now and then how many of its steps are taken."""
+    last = -math.inf
+
+    def take(line: str) -> None:
+        nonlocal last
+        if (found := STEP_LINE.match(line)) and clock() - last >= NOTE_SECONDS:
+            last = clock()
+            note_progress(context, float(found[1]), float(found[2]))
+
+    return take
 
 
 def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:

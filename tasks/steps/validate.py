@@ -13,6 +13,7 @@ from tasks.steps.context import Context
 from tasks.steps.naming import call_waiting
 from tasks.steps.step import show_page, step
 from tasks.validation import batch, drift, quarantine, suite
+from tasks.validation import pages as validation_pages
 from tasks.validation.quarantine import ValidationEvidence
 
 
@@ -33,7 +34,7 @@ class Validated:
 
 @step("validate")
 def validate(context: Context, collected: Collected) -> Validated:
-    """Quarantine the rows that fail the suite. A batch that fails stops the cycle after its rows and Data Docs are written."""
+    """Quarantine the rows that fail the suite. A batch that fails stops the cycle after its rows and pages are written."""
     store, settings, accounting = context.store, context.settings.collect, collected.accounting
     past = drift.earlier(store)
     stats, bounds = batch.batch_stats(accounting, collected.skew), batch.bounds(accounting.samples, past, settings)
@@ -53,9 +54,9 @@ def validate(context: Context, collected: Collected) -> Validated:
 
 
 def write_docs(store: ObjectStore, cycle: str, validation: suite.Validation) -> tuple[str, ...]:
-    """Write the Data Docs of a validation; return their keys. A page that cannot be rendered stops nothing."""
+    """Write the pages of a validation; return their keys. A page that cannot be rendered stops nothing."""
     try:
-        return quarantine.write_docs(store, cycle, suite.docs(validation.results))
+        return quarantine.write_docs(store, cycle, validation_pages.pages(validation))
     except Exception as error:
-        get_run_logger().warning("Data Docs: %s", error)
+        get_run_logger().warning("pages of the validation: %s", error)
         return ()

@@ -34,7 +34,7 @@ class BatchStats:
     """Share of the samples of the credential with the most."""
     project_share: float
     """Share of the samples of the project with the most."""
-    acceptance_rate: float
+    accepted_of_judged: float
     """Share of the judged samples that were accepted in part or in full."""
     shown_length: float
     """Mean characters shown of the judged samples."""
@@ -62,7 +62,7 @@ def batch_stats(accounting: RequestAccounting, skew: float) -> BatchStats:
         unknown_version_share=accounting.quarantined.get(UNKNOWN_VERSION, 0) / requests,
         clock_skew_seconds=skew,
         **{f"{name}_share": largest_share(samples[name]) for name in ("user", "credential", "project")},
-        acceptance_rate=rate(sums),
+        accepted_of_judged=rate(sums),
         shown_length=length(sums),
     )
 
@@ -77,8 +77,8 @@ def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect)
         "unknown_version_share_max": MAX_UNKNOWN_VERSIONS,
         "clock_skew_seconds_max": MAX_CLOCK_SKEW_SECONDS,
         **{f"{name}_share_max": share + ROUNDING for name, share in sample_shares(settings).items()},
-        "acceptance_rate_min": accepted.low,
-        "acceptance_rate_max": accepted.high,
+        "accepted_of_judged_min": accepted.low,
+        "accepted_of_judged_max": accepted.high,
         "shown_length_min": shown.low,
         "shown_length_max": min(shown.high, BEYOND_ANY),
     }

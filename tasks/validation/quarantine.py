@@ -1,4 +1,4 @@
-"""Write the quarantined rows with their reasons, and the Data Docs, for a person to read.
+"""Write the quarantined rows with their reasons, and the pages of the validation, for a person to read.
 
 They are written before the batch is checked, so that they exist when the batch stops the cycle; the next cycle reuses the folder
 of a cycle that was not sealed. The key of the rows holds their checksum, so that the same rows are the same object.
@@ -60,7 +60,7 @@ def write(store: ObjectStore, cycle: str, quarantined: Sequence[Quarantined]) ->
 
 
 def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tuple[str, ...]:
-    """Write the Data Docs of a cycle and return their keys."""
+    """Write the pages of a cycle's validation and return their keys."""
     keys = {f"cycles/{cycle}/docs/{name}.html": page for name, page in pages.items()}
     for key, page in keys.items():
         store.put(key, page.encode())
@@ -68,7 +68,7 @@ def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tupl
 
 
 def validation_page(store: ObjectStore, cycle: str, evidence: ValidationEvidence, validation: Validation) -> str:
-    """Return the result of a validation, and links to its rows and Data Docs, in Markdown."""
+    """Return the result of a validation, and links to its rows and pages, in Markdown."""
     reasons = Counter(validation.quarantined.values())
     return "\n".join(
         [

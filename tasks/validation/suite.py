@@ -35,6 +35,24 @@ MAX_QUARANTINED = 0.2
 
 
 @dataclass(frozen=True)
+class Check:
+    """An expectation and its result, for people."""
+
+    suite: str
+    """samples or batch."""
+    name: str
+    field: str
+    found: str
+    """The figure of a batch; of samples, the rows that fail, with some of their ids."""
+    expected: str
+    passed: bool
+    then: str
+    """What its failure does."""
+    why: str
+    """Why it is checked, and its setting; empty where the suite does not say."""
+
+
+@dataclass(frozen=True)
 class Validation:
     """The result of a validation."""
 
@@ -44,11 +62,11 @@ class Validation:
     """Completion id to the name of the first expectation that it fails."""
     refused: tuple[str, ...]
     """Messages of the batch's failed expectations."""
-    results: tuple[tuple[str, Any], ...] = ()
-    """Great Expectations' own results, by the suite's name, for its Data Docs."""
+    checks: tuple[Check, ...] = ()
+    """Every expectation with its result, in the order of the suites."""
 
     def check(self, evidence: Sequence[str] = (), max_quarantined: float = MAX_QUARANTINED) -> None:
-        """Raise if the batch may not be trained on; `evidence` are the URIs of its rows and Data Docs.
+        """Raise if the batch may not be trained on; `evidence` are the URIs of its rows and pages.
 
         Raises:
             BatchRefused: a critical expectation failed, or too many rows did.
@@ -62,7 +80,7 @@ class Validation:
         if reasons:
             raise BatchRefused(
                 "validation: " + "; ".join(reasons) + ". Nothing was trained, and the labels wait for the next cycle. "
-                f"Rows and Data Docs: {', '.join(evidence) or 'none were written'}. Fix the cause, or change the setting, "
+                f"Rows and pages: {', '.join(evidence) or 'none were written'}. Fix the cause, or change the setting, "
                 f"then {AGAIN}"
             )
 
@@ -106,8 +124,30 @@ def validate(samples: pl.DataFrame, stats: BatchStats, bounds: Bounds) -> Valida
     of_batch = run(BATCH_SUITE, pd.DataFrame(as_row(stats)), [], bounds)
     rows, refused = read_results(of_rows.results)
     refused += read_results(of_batch.results, bounds)[1]
-    expectations = len(of_rows.results) + len(of_batch.results)
-    return Validation(samples.height, expectations, rows, tuple(refused), (("samples", of_rows), ("batch", of_batch)))
+    figures = {name: values[0] for name, values in as_row(stats).items()}
+    checks = [check_of("samples", result, {}, {}) for result in of_rows.results]
+    checks += [check_of("batch", result, bounds, figures) for result in of_batch.results]
+    return Validation(samples.height, len(checks), rows, tuple(refused), tuple(checks))
+
+
+def check_of(suite: str, result: Any, bounds: Mapping[str, float], figures: Mapping[str, float]) -> Check:
+    """Return the result of an expectation in words; `figures` are the batch's, by name."""
+    config, meta = result.expectation_config, result.expectation_config.meta or {}
+    field = config.kwargs.get("column") or " and ".join(config.kwargs[k] for k in ("column_A", "column_B") if k in config.kwargs)
+    rows = [entry[ROW] for entry in result.result.get("unexpected_index_list") or [] if isinstance(entry, dict)]
+    some = f": {', '.join(rows[:SHOWN_ROWS])}{', ...' if len(rows) > SHOWN_ROWS else ''}" if rows else ""
+    found = _number(figures[field]) if field in figures else f"{len(rows)} rows fail{some}" if suite == "samples" else ""
+    critical = str(getattr(config.severity, "value", config.severity)) == "critical"
+    return Check(
+        suite=suite,
+        name=meta.get("name", config.type),
+        field=field or "all columns",
+        found=found,
+        expected=expected(config, bounds),
+        passed=bool(result.success),
+        then="stops the cycle" if critical else "rows are quarantined",
+        why="; ".join(meta[key] for key in ("why", "setting") if key in meta),
+    )
 
 
 def read_results(results: Sequence[Any], bounds: Mapping[str, float] | None = None) -> tuple[dict[str, str], list[str]]:
@@ -140,13 +180,7 @@ def summary(label: str, result: Any, failing: Sequence[str], bounds: Mapping[str
         values = list(details.get("partial_unexpected_list") or [])
         value = values[0] if len(values) == 1 else values[:SHOWN_ROWS]
     message = f"{label}: {kwargs.get('column', 'the table')} is {_number(value)}"
-    limits = [
-        f"{words} {_number(bounds.get(limit.get('$PARAMETER', ''), limit) if isinstance(limit, dict) else limit)}"
-        for words, limit in (("at least", kwargs.get("min_value")), ("at most", kwargs.get("max_value")))
-        if limit is not None
-    ]
-    others = [f"{name} {kwargs[name]}" for name in ("regex", "value_set", "mostly") if kwargs.get(name) is not None]
-    message += f", expected {' and '.join([*limits, *others]) or config.type.removeprefix('expect_')}"
+    message += f", expected {expected(config, bounds)}"
     if failing:
         rows = ", ".join(failing[:SHOWN_ROWS]) + (", ..." if len(failing) > SHOWN_ROWS else "")
         message += f" (failed, {len(failing)} rows: {rows})"
@@ -154,13 +188,17 @@ def summary(label: str, result: Any, failing: Sequence[str], bounds: Mapping[str
     return message + (f" [{'; '.join(why)}]" if why else "")
 
 
+def expected(config: Any, bounds: Mapping[str, float]) -> str:
+    """Return what an expectation asks for, in words."""
+    kwargs = config.kwargs
+    limits = [
+        f"{words} {_number(bounds.get(limit.get('$PARAMETER', ''), limit) if isinstance(limit, dict) else limit)}"
+        for words, limit in (("at least", kwargs.get("min_value")), ("at most", kwargs.get("max_value")))
+        if limit is not None
+    ]
+    others = [f"{name} {kwargs[name]}" for name in ("regex", "value_set", "mostly") if kwargs.get(name) is not None]
+    return " and ".join([*limits, *others]) or config.type.removeprefix("expect_").replace("_", " ")
+
+
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def docs(results: Sequence[tuple[str, Any]]) -> dict[str, str]:
-    """Return Great Expectations' Data Docs: an HTML page for each suite, by its name."""
-    from great_expectations.render.renderer import ValidationResultsPageRenderer
-    from great_expectations.render.view import DefaultJinjaPageView
-
-    return {name: DefaultJinjaPageView().render(ValidationResultsPageRenderer().render(result)) for name, result in results}

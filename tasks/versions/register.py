@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.model.showing import FILE
+from infra.pages import figures
 from infra.records import Decision, Manifest
 from infra.registry.checkpoints import optimizer_prefix, prefix_of
-from infra.registry.client import ModelVersion, Registry
+from infra.registry.client import LAST_MOVE_TAG, ModelVersion, Registry
 from infra.registry.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.settings import Settings, masked
 from infra.storage import cycles
@@ -34,6 +35,8 @@ from tasks.versions.shipped import ParentCopy
 
 log = logging.getLogger(__name__)
 SECRET = "**********"
+OF_SERVING = ("sampling", "challenger_sampling", "showing")
+"""Settings of serving that are parameters of a run: how completions were sampled and shown."""
 MLFLOW_DIGEST = 32
 """Characters of a data set's id that MLflow stores; a tag of the run holds all of it."""
 
@@ -96,12 +99,32 @@ def upload(store: ObjectStore, cycle: str, checkpoint: Path) -> str:
     return prefix
 
 
-def describe_again(store: ObjectStore, registry: Registry, settings: Settings, decision: Decision) -> None:
-    """Add the verdict on an A/B test to the description of its version; a base, which no cycle made, has none."""
+def describe_again(store: ObjectStore, registry: Registry, settings: Settings, decision: Decision) -> review.Facts | None:
+    """Write the description of the version that a decision moves again, with the verdict on its own A/B test, and return what it
+    stands on; None for a base, which no cycle made."""
     version = registry.version(decision.experiment.challenger)
-    if cycle := version.tags.get(CYCLE_TAG):
-        found = review.facts(store, settings, registry.versions(), cycle, version.tags.get("run", ""), decision)
-        registry.describe_version(version.version, review.description(found))
+    if not (cycle := version.tags.get(CYCLE_TAG)):
+        return None
+    tested = cycles.experiment_id(cycle, version.version)
+    test = decision if decision.experiment.id == tested else cycles.decision_of(store, tested)
+    last = version.tags.get(LAST_MOVE_TAG, "")
+    found = review.facts(store, settings, registry.versions(), cycle, version.tags.get("run", ""), test, last)
+    registry.describe_version(version.version, review.description(found))
+    return found
+
+
+def log_verdict(settings: Settings, found: review.Facts) -> None:
+    """Write the review of a version's run again, and log the figures of its A/B test to the run."""
+    if not found.run:
+        return
+    from mlflow.entities import Metric
+
+    client = tracking.connect(settings.registry)
+    client.log_text(found.run, review.page(found), review.ARTIFACT)
+    if found.decision:
+        at = int(found.decision.decided * 1000)
+        metrics = [Metric(name, value, at, 0) for name, value in figures.metrics_of(found.decision.verdict)]
+        client.log_batch(found.run, metrics=metrics)
 
 
 def ship_estimate(checkpoint: Path, fitted: FittedEstimate | Unfitted) -> None:
@@ -121,7 +144,7 @@ def log_run(
     evaluation: Evaluation,
     versions: Sequence[ModelVersion] = (),
 ) -> str:
-    """Log settings, metrics, data set, accounting, review and Data Docs to a cycle's run, end the run, and return its id."""
+    """Log settings, metrics, data set, accounting, review and the validation's pages to a cycle's run, end it, return its id."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = tracking.connect(settings.registry)
@@ -156,7 +179,7 @@ def log_run(
 
 def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
     """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate with the
-    reliability diagram, the Data Docs, the evaluation.
+    reliability diagram, the pages of the validation, the evaluation.
     """
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
     key, fitted = cycles.key(manifest.cycle, "evaluation.json"), showing.read(store, manifest.cycle)
@@ -174,7 +197,7 @@ def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
 
 def flat_metrics(manifest: Manifest, trained: Candidate, evaluation: Evaluation) -> dict[str, float]:
     """Return a cycle's metrics by name."""
-    metrics: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items()}
+    metrics: dict[str, float] = {f"bucket.{name}": float(count) for name, count in manifest.buckets.items() if count}
     metrics["requests"] = float(manifest.requests)
     of_all = next((group.measures.ratios() for group in manifest.measures if group.by == "all"), {})
     metrics |= {f"measure.{name}": value for name, value in of_all.items() if value is not None}
@@ -192,11 +215,13 @@ def metric_name(name: str) -> str:
 
 
 def flat_params(settings: Settings) -> dict[str, str]:
-    """Return the resolved settings by dotted name, without secrets and settings of the machine."""
+    """Return the resolved settings by dotted name that a version depends on: no secrets, addresses and limits of servers."""
 
     def walk(prefix: str, value: Any) -> dict[str, str]:
         if isinstance(value, dict) and value:
             return {k: v for name, inner in value.items() for k, v in walk(f"{prefix}.{name}" if prefix else name, inner).items()}
         return {} if value == SECRET else {prefix: masked(str(value))}
 
-    return walk("", settings.model_dump(mode="json", exclude={"stack", "store", "orchestration"}))
+    found = settings.model_dump(mode="json", exclude={"stack", "store", "orchestration", "registry", "retention"})
+    found["serving"] = {name: found["serving"][name] for name in OF_SERVING}
+    return walk("", found)

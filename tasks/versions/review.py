@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from infra.pages import figures
 from infra.pages.experiment_view import metric_rows, words
 from infra.records import Decision, Manifest
 from infra.registry.client import MOST_DESCRIPTION, ModelVersion
@@ -29,6 +30,7 @@ HEADINGS = {
     "breach": "taken back, since a guardrail was surely broken",
     "broken": "ended without a verdict on the version",
 }
+SEPARATOR = "\n\n"
 MEASURES = ("judged", "exact", "edit_similarity", "matching_characters", "empty", "length")
 
 
@@ -57,10 +59,20 @@ class Facts:
     """Of the A/B test; none while it runs, or where there was none."""
     links: Sequence[tuple[str, str]]
     """Names and addresses."""
+    run: str = ""
+    """MLflow's id of the cycle's run; empty: it has none."""
+    last_move: str = ""
+    """The version's latest move in words; empty: none is known."""
 
 
 def facts(
-    store: ObjectStore, settings: Settings, versions: Iterable[ModelVersion], cycle: str, run: str, decision: Decision | None
+    store: ObjectStore,
+    settings: Settings,
+    versions: Iterable[ModelVersion],
+    cycle: str,
+    run: str,
+    decision: Decision | None,
+    last_move: str = "",
 ) -> Facts:
     """Read what a review of a cycle's version stands on; `run`: MLflow's id of the cycle's run; empty: it has none."""
     manifest, evaluation = cycles.manifest_of(store, cycle), object_of(store, cycle, "evaluation.json")
@@ -72,26 +84,40 @@ def facts(
         _base(store, manifest, evaluation, bases),
         decision,
         _links(store, settings, manifest, run),
+        run,
+        last_move,
     )
 
 
 def page(found: Facts) -> str:
-    """Return the whole review."""
-    return "\n\n".join([*_head(found, every=True), *_examples(found.evaluation, EXAMPLES)])
+    """Return the whole review: the verdicts, the examples, then the evidence."""
+    return "\n\n".join([*_verdicts(found), *_examples(found.evaluation, EXAMPLES), *_evidence(found, every=True)])
 
 
 def description(found: Facts) -> str:
-    """Return the review as a version's description: with as many findings and examples as MLflow stores."""
-    head = _head(found, every=False)
-    for count in range(EXAMPLES, -1, -1):
-        text = "\n\n".join([*head, *_examples(found.evaluation, count)])
-        if len(text) <= MOST_DESCRIPTION:
-            return text
-    return text[:MOST_DESCRIPTION]
+    """Return the review as a version's description: the verdicts and the examples, then as many whole parts as MLflow stores, and
+    the links at the end."""
+    texts = [*_verdicts(found), *_examples(found.evaluation, EXAMPLES)]
+    links, left_out = _linked(found), "More: in the artifact " + ARTIFACT + " of the run."
+    room = MOST_DESCRIPTION - len(links) - len(left_out) - 4 * len(SEPARATOR)
+    head = cut(SEPARATOR.join(texts), room)
+    parts, size, missing = [head], len(head), False
+    for part in _evidence(found, every=False)[:-1]:
+        if size + len(SEPARATOR) + len(part) > room:
+            missing = True
+            continue
+        parts.append(part)
+        size += len(SEPARATOR) + len(part)
+    return SEPARATOR.join([*parts, *([left_out] if missing else []), links])
 
 
-def _head(found: Facts, every: bool) -> list[str]:
-    """Return all parts but the examples; `every`: also the findings of a slice that passed."""
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters; whole lines where it is cut."""
+    return text if len(text) <= most else text[: max(text.rfind("\n", 0, most), 0)] or text[:most]
+
+
+def _verdicts(found: Facts) -> list[str]:
+    """Return the first lines: the verdicts of the offline gate and of the A/B test, with its reason."""
     manifest = found.manifest
     verdict = found.evaluation.get("verdict", "unknown")
     tested = HEADINGS[found.decision.verdict.verdict] if found.decision else "no verdict yet" if verdict == "passed" else "none"
@@ -99,24 +125,35 @@ def _head(found: Facts, every: bool) -> list[str]:
         f"**Offline gate: {verdict}. A/B test: {tested}.** Candidate of {manifest.cycle}, trained from version {manifest.parent} "
         f"to beat version {manifest.champion}.",
         *(_test(found.decision) if found.decision else []),
-        *_gate(found.evaluation, every),
-        *_means(found),
-        _data(found),
-        "Links: "
-        + ", ".join(f"[{name}]({address})" if "//" in address else f"{name} {address}" for name, address in found.links),
+        *([f"Last move: {found.last_move}"] if found.last_move else []),
     ]
+
+
+def _evidence(found: Facts, every: bool) -> list[str]:
+    """Return the parts after the examples, the links last; `every`: also the findings of a slice that passed."""
+    metrics = _metrics(found.decision) if found.decision else []
+    return [*metrics, *_gate(found.evaluation, every), *_means(found), _data(found), _linked(found)]
+
+
+def _linked(found: Facts) -> str:
+    links = (f"[{name}]({address})" if "//" in address else f"{name} {address}" for name, address in found.links)
+    return f"Links: {', '.join(links)}"
 
 
 def _test(decision: Decision) -> list[str]:
-    verdict = decision.verdict
+    """Return the verdict's reason, and both arms with their intervals and requests."""
+    verdict, test = decision.verdict, decision.experiment
+    arms = [row.line() for row in figures.arm_rows(verdict, test.champion, test.challenger)]
+    return [f"A/B test, by {decision.by}: {verdict.reason}", *(["\n".join(f"- {arm}" for arm in arms)] if arms else [])]
+
+
+def _metrics(decision: Decision) -> list[str]:
     rows = [
         (r.name, r.role, r.champion, r.challenger, f"{r.difference} at {r.level}", r.margin, r.state)
-        for r in metric_rows(verdict, decision.experiment.plan)
+        for r in metric_rows(decision.verdict, decision.experiment.plan)
     ]
-    counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
     names = ("A/B test", "role", "champion", "this", "difference", "margin", "state")
-    head = f"A/B test, by {decision.by}: {verdict.reason}{f' ({counts})' if counts else ''}"
-    return [head, *([_table(names, rows)] if rows else [])]
+    return [_table(names, rows)] if rows else []
 
 
 def _gate(evaluation: Mapping[str, Any], every: bool) -> list[str]:
@@ -133,7 +170,8 @@ def _gate(evaluation: Mapping[str, Any], every: bool) -> list[str]:
         )
         for f in shown
     ]
-    left_out = [f"Not checked: {reason}." for reason in evaluation.get("left_out", ())]
+    reasons = list(evaluation.get("left_out", ()))
+    left_out = [f"Not checked: {'; '.join(reasons)}."] if reasons else []
     names = ("offline gate", "champion", "this", "difference", "margin", "verdict")
     return [f"Offline gate: {evaluation['reason']}", *([_table(names, rows)] if rows else []), *left_out]
 
@@ -172,7 +210,7 @@ def _examples(evaluation: Mapping[str, Any], count: int) -> list[str]:
     gains = sorted((one for one in compared if one[0] > 0), key=lambda one: -one[0])[: (count + 1) // 2]
     losses = sorted((one for one in compared if one[0] < 0), key=lambda one: one[0])[: count // 2]
     if not gains and not losses:
-        return [f"Examples: in the artifact {ARTIFACT} of the run."] if compared and not count else []
+        return []
     rows = [
         (f"{change:+.2f}", *map(_code, (theirs["completion"], ours["completion"], ours["truth"])))
         for change, ours, theirs in [*gains, *losses]
@@ -200,7 +238,7 @@ def _links(store: ObjectStore, settings: Settings, manifest: Manifest, run: str)
     mlflow = settings.registry.page or masked(settings.registry.uri)
     found = [("run in Prefect", f"{prefect}/runs/flow-run/{manifest.run}")] if manifest.run else []
     if run:
-        found.append(("this report in full", f"{mlflow}/get-artifact?path={ARTIFACT}&run_uuid={run}"))
+        found.append((f"run in MLflow, whose artifact {ARTIFACT} is this report in full", f"{mlflow}/#/runs/{run}"))
     data = (("data set", f"`{cycles.dataset_id(store, manifest.cycle)}`"), ("samples", f"`{store.uri(manifest.samples.key)}`"))
     return [*found, *data]
 

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
+KIND = ("mlflow.experimentKind", "custom_model_development")
+"""Tag of an experiment: its page opens on runs and models, and not on MLflow's pages for traces of language models."""
 CYCLE_RUN_TAG = "tabloop.cycle"
 REASON_TAG = "reason"
 REASON_CHARACTERS = 2000
 STEP = re.compile(r"^step \d+ of \d+: (\{.*\})$")
 """The line that the trainer prints for each step."""
+EVERY_STEP = "loss"
+"""The figure that is logged of every step, also where it is 0: by it a step is known to be logged."""
 BATCH = 1000
 """Metrics per request to MLflow."""
 LAST_SECONDS = 5.0
@@ -68,7 +72,9 @@ def run_of(client: "MlflowClient", model: str, cycle: str) -> str:
     if run := find(client, model, cycle):
         return run
     experiment = client.get_experiment_by_name(model)
-    number = experiment.experiment_id if experiment else client.create_experiment(model)
+    if experiment and experiment.tags.get(KIND[0]) != KIND[1]:
+        client.set_experiment_tag(experiment.experiment_id, *KIND)
+    number = experiment.experiment_id if experiment else client.create_experiment(model, tags=dict([KIND]))
     return client.create_run(number, run_name=cycle, tags={CYCLE_RUN_TAG: cycle}).info.run_id
 
 
@@ -161,14 +167,15 @@ def _take_arrived(arrived: "SimpleQueue[Metric | _End]") -> "tuple[list[Metric],
 
 def _logged_steps(client: "MlflowClient", run: str) -> set[int]:
     """The numbers of the steps in a run."""
-    return {metric.step for metric in client.get_metric_history(run, "step.loss")}
+    return {metric.step for metric in client.get_metric_history(run, f"step.{EVERY_STEP}")}
 
 
 def _metrics(number: int, step: StepMetrics, seconds: float) -> "list[Metric]":
+    """Return a step's figures; a term of the objective that is switched off is 0 in every step, and draws no chart."""
     from mlflow.entities import Metric
 
-    figures: dict[str, Any] = step.model_dump()
-    return [Metric(f"step.{k}", float(v), int(seconds * 1000), number) for k, v in figures.items() if math.isfinite(v)]
+    figures: dict[str, Any] = {k: v for k, v in step.model_dump().items() if math.isfinite(v) and (v or k == EVERY_STEP)}
+    return [Metric(f"step.{k}", float(v), int(seconds * 1000), number) for k, v in figures.items()]
 
 
 def _log(client: "MlflowClient", run: str, metrics: "Sequence[Metric]") -> None:

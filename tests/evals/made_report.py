@@ -15,9 +15,8 @@ from evals.demo.record import (
     Report,
     SequencePoint,
     Step,
-    VersionRow,
 )
-from infra.records import MeasuredGroup, Measures, Rate
+from infra.records import MeasuredGroup, Measures, Rate, Verdict
 from tasks.showing.reliability import Bin, Reliability
 
 CALIBRATION = Reliability(error=0.0123, bins=[Bin(count=7, chance=0.25, kept=0.3), Bin(count=90, chance=0.72, kept=0.7)])
@@ -85,7 +84,17 @@ def cycle(number: int, verdict: str) -> CycleRow:
             "measures": (MeasuredGroup(by="all", name="", measures=sums), MeasuredGroup(by="language", name="py", measures=sums)),
             **{"mean_reward": 0.1 * number, "judge": 5.0, "verdict": verdict, "reason": "the gain in acceptance is sure"},
             **{"estimate": 0.02, "low": 0.01, "high": 0.05, "calibration": CALIBRATION},
-            "steps": [Step(reward=0.1 * number + 0.01 * step, kl=0.0004 * step) for step in range(12)],
+            "steps": [
+                Step(
+                    reward=0.1 * number + 0.01 * step,
+                    kl=0.0004 * step,
+                    settled_loss=2.0 - 0.01 * step,
+                    gradient_norm=1.0,
+                    learning_rate=1e-5,
+                )
+                for step in range(12)
+            ],
+            "surrogate_weight": 1.0 if number == 2 else 0.0,
         }
     )
 
@@ -109,6 +118,13 @@ def experiment(challenger: str, verdict: str) -> ExperimentRow:
             **{"experiment": f"e{challenger}", "champion": "1", "challenger": challenger, "verdict": verdict},
             "reason": "acceptance per request is surely better: +0.0201 [+0.0011, +0.0410]",
             "sequences": [sequence("accepted"), sequence("kept characters")],
+            "result": Verdict.model_validate(
+                {
+                    **{"verdict": verdict, "reason": "sure", "requests": {"champion": 1500, "challenger": 1510}},
+                    **{"users": {"champion": 60, "challenger": 61}},
+                    "acceptance": {"champion": rate(0.2), "challenger": rate(0.22)},
+                }
+            ),
         }
     )
 
@@ -133,7 +149,6 @@ def report() -> Report:
         exploration=Exploration(share=0.05, exploring=rate(0.15), others=rate(0.2), difference=gain, cost=0.002, taught=300),
         calibration=CALIBRATION,
         champion_calibration=CALIBRATION,
-        versions=[VersionRow(version=str(v), acceptance=rate(0.2 + 0.02 * v), characters=4.0, shown=0.8) for v in (1, 2, 3)],
         history=[cycle(1, "reject"), cycle(2, "promote")],
         experiments=[experiment("2", "reject"), experiment("3", "promote")],
         changes=Changes(gains=140, losses=61, examples=[GAIN, LOSS]),

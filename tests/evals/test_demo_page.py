@@ -64,7 +64,7 @@ def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:
     state = history.LoopState(Aliases("1", "2", None, None), {outcome.cycle: outcome.model_dump() for outcome in outcomes}, {})
     (row,) = history.experiment_rows(store, state)
     assert (row.challenger, row.verdict) == ("2", "running")
-    assert [sequence.title.split()[0] for sequence in row.sequences] == ["accepted", "characters", "annoyed"]
+    assert [sequence.title.split()[0] for sequence in row.sequences] == ["acceptance", "kept", "annoyances"]
     first = row.sequences[0]
     assert [point.requests for point in first.points] == [100, 400, 1600] and first.planned_requests == shown.PLANNED
     assert first.margins == [pytest.approx(-0.024)] and first.points[-1].estimate == 0.02
@@ -77,12 +77,26 @@ def test_the_result_stands_first_and_every_chart_has_its_words_and_numbers() -> 
     assert "24.0 % of requests accepted against 20.0 %, +4.00 [+3.00, +5.00] points" in text
     charts = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
     titles = [chart.findtext("title") or "" for chart in charts]
-    for kind in ("Accepted per request", "99.83 %", "Mean reward", "KL from", "cycle-000002: 6400", "Reliability"):
+    kinds = (
+        "Accepted at the same places",
+        "Acceptance per request",
+        "99.83 %",
+        "Cross-entropy",
+        "Norm of the gradient",
+        "Mean reward",
+    )
+    for kind in (*kinds, "cycle-000002: 6400", "Reliability"):
         assert any(kind in title for title in titles), kind
+    assert not any("KL" in title for title in titles), "a term without a weight is not drawn"
+    (rewards,) = (chart for chart in charts if "Mean reward" in (chart.findtext("title") or ""))
+    assert "12 values" in (rewards.findtext("desc") or ""), "rewards reached the weights in one of two cycles"
     assert all(chart.get("role") == "img" and chart.findtext("desc") for chart in charts)
     assert html.count("<figure>") == html.count('<details class="numbers"') == len(charts)
     words = " ".join(chart.get("aria-label") or "" for chart in charts)
-    assert "closing comparison, base v1, best: 20.00%, from 18.00% to 22.00%" in words and "live traffic, v3: 26.00%" in words
+    assert (
+        "closing comparison, base v1, best: 20.00%, from 18.00% to 22.00%" in words
+        and "challenger v3: 22.0 % [20.0, 24.0] of 2500" in words
+    )
     assert EXAMPLES_RULE in text and "140 places" in text and re.search("Gain, 21 .* Loss, 12 ", text)
     assert not re.search(r"<script|<link|@import|url\(|src=", html), "nothing is loaded, nothing runs"
 

@@ -8,12 +8,17 @@ from rich.console import Console
 
 from evals.demo.loop import USUAL_SECONDS, done_in, trained
 from evals.demo.report import LastScreen
+from evals.demo.report import files as report_files
 from evals.demo.view import View
-from evals.developers import Counts
+from infra.pages.figures import ArmRow
 from tests.evals.consoles import Clock, console, printed
+from tests.evals.made_report import report as made_report
 from tests.evals.test_demo import UNDECIDED, _report
 
-ARMS = {"champion v5": Counts(judged=1600, accepted=230), "challenger v7": Counts(judged=1590, accepted=288)}
+ARMS = [
+    ArmRow("champion", "5", 60, 1600, "14.4 % [12.9, 15.9]", "1.210 [1.100, 1.320]"),
+    ArmRow("challenger", "7", 61, 1590, "18.1 % [16.4, 19.8]", "1.400 [1.280, 1.520]"),
+]
 LONG = "cycle-000012: registered: " + "the challenger is surely no worse in any guardrail " * 4
 
 
@@ -34,10 +39,10 @@ def test_the_view_has_stage_progress_time_left_arms_and_the_last_verdict() -> No
         with out.capture():
             view.verdict(LONG)
         shown = picture(view, out)
-    assert shown[0].rstrip() == "make demo, 60 s"
+    assert shown[0].rstrip() == "tabloop demo, 60 s"
     assert shown[1].startswith("A/B test, v7 vs v5") and "408 of 1,632, 3 min left" in shown[1]
-    assert shown[2].startswith("champion v5") and "14.4%  230 of 1,600 accepted" in shown[2]
-    assert shown[3].startswith("challenger v7") and "18.1%  288 of 1,590 accepted" in shown[3]
+    assert shown[2].rstrip() == "champion v5: 14.4 % [12.9, 15.9] accepted of 1600 requests"
+    assert shown[3].rstrip() == "challenger v7: 18.1 % [16.4, 19.8] accepted of 1590 requests"
     assert shown[4].startswith("last verdict: cycle-000012: registered:") and shown[4].endswith("…")
     assert len(shown) == 5 and all(len(line) <= 80 for line in shown), "nothing wraps"
 
@@ -56,12 +61,12 @@ def test_the_innermost_stage_is_shown_and_a_long_one_is_cut() -> None:
 def test_without_a_terminal_there_are_plain_lines() -> None:
     clock, out = Clock(), console(terminal=False)
     with View(out, clock=clock, every=10.0) as view, view.part("developers type, requests", 400) as part:
-        view.arms({"champion v5": ARMS["champion v5"]})
+        view.arms(ARMS[:1])
         for _ in range(20):
             clock.now += 1.0
             part.advance(10)
         view.verdict("cycle-000001: registered: version 2 is the challenger")
-    arm = "champion v5 230 of 1,600 accepted (14.4%)"
+    arm = "champion v5: 14.4 % [12.9, 15.9] accepted of 1600 requests"
     assert printed(out) == [
         "[    0 s] developers type, requests: 0 of 400",
         f"[   10 s] developers type, requests: 100 of 400, 30 s left; {arm}",
@@ -94,23 +99,43 @@ def test_progress_of_training_is_that_of_the_trainers_own_steps(tmp_path: Path) 
     assert trained(tmp_path) == 0.25
 
 
+LINKS = {
+    name: f"http://127.0.0.1:{port}/?login#1795603417.{'0' * 16}.{'f' * 64}{page}"
+    for name, port, page in (
+        ("status page", 8081, ""),
+        ("MLflow", 5000, "/#/models/tabloop/versions/12"),
+        ("Prefect", 4200, "/runs"),
+    )
+}
+
+
 @pytest.mark.parametrize("improved", [True, False])
 def test_the_last_screen_is_one_sentence_one_table_and_the_links(improved: bool) -> None:
     report = _report() if improved else _report(later=UNDECIDED)
     out = console(terminal=False)
-    out.print(LastScreen(report, {"report": Path("var/demo/report.html")}))
+    out.print(LastScreen(report, {"report": Path("var/demo/report.html")}, LINKS), crop=False)
     lines = printed(out)
     text = " ".join(" ".join(lines).split())
     says = "version 2 beats the base" if improved else "version 2 does not surely beat the base"
     assert text.startswith(f"After one cycle in 0 minutes, {says} at its best on the team's later code")
     assert "accepted, later code, %" in text and "kept characters, new files" in text
-    assert (
-        text.count("difference, 95 %") == 1 and "report: var/demo/report.html" in text and "MLflow: http://127.0.0.1:5000" in text
-    )
-    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert text.count("difference, 95 %") == 1 and "report: var/demo/report.html" in text
+    assert "MLflow: http://127.0.0.1:5000/?login#" in text and "Nothing trains until it is asked to" in text
+
+
+def test_the_longest_last_screen_fits_24_lines_of_80_columns() -> None:
+    found = made_report()
+    assert found.grounds["later"].learning, "the sentence has both parts of the gain"
+    out = console(terminal=False)
+    out.print(LastScreen(found, report_files(Path("var/demo")), LINKS), crop=False)
+    lines = [line.rstrip() for line in printed(out)]
+    links = [line for line in lines if "?login#" in line]
+    assert len(links) == 3 and all(line.endswith(page) for line, page in zip(links, ("f", "/versions/12", "/runs"), strict=True))
+    assert all(len(line) <= 80 for line in lines if line not in links), "only a link is longer: the terminal wraps it"
+    assert sum(-(-max(len(line), 1) // 80) for line in lines) <= 24
 
 
 def test_the_last_screen_says_that_no_version_was_better() -> None:
     out = console(terminal=False)
-    out.print(LastScreen(_report(later=UNDECIDED).model_copy(update={"champion_version": "1"}), {}))
+    out.print(LastScreen(_report(later=UNDECIDED).model_copy(update={"champion_version": "1"}), {}, {}))
     assert printed(out)[0].startswith("No version beat the base in one cycle")

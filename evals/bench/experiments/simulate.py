@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infra.model import time_saved
 from infra.records import Arm, ExperimentRecord, Plan, VerdictName
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.metrics import SUMS
@@ -21,7 +22,7 @@ from tasks.statistics.ratios import Difference, difference
 CHARACTERS = 12.0  # mean accepted characters of an accept
 UNPLEASANT = 0.05
 """Chance that a completion that is not accepted is dismissed, and that it is rejected before it can have been read."""
-LABELS = ("judged", "decided", "accepted", "characters", "annoyed", "cancelled", "quick", "length")
+LABELS = ("judged", "decided", "accepted", "characters", "annoyed", "cancelled", "quick", "length", "saved")
 """Sums that are known with the labels."""
 SHAPE = 2.5
 """Of the gamma distribution of accepted characters: their standard deviation is 0.63 of their mean, as with
@@ -195,6 +196,7 @@ def _draw(
         **{"ttft_p50": early, "ttft_p95": late, "total_p50": early, "total_p95": late},
         "length": answers * 20.0 + np.sqrt(answers) * 20.0 * draw.standard_normal(requests.shape),
     }
+    sums["saved"] = time_saved.accepting(sums["characters"], 0.0) - time_saved.reading(20.0) * answers
     return {name: np.asarray(values, dtype=float) for name, values in sums.items()}
 
 

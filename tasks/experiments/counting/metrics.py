@@ -1,12 +1,12 @@
-"""The metrics of the A/B test, in one table: a metric is added, changed or removed here and nowhere else.
+"""The metrics of the A/B test, in one table: a metric is added, changed or removed here, and its words in infra/pages/figures.py.
 
 Each metric is a number for every request. The test compares its sum over a denominator between the arms
 (tasks/statistics/ratios.py):
 
     requests   all requests of the test
-    shown      per request, from estimated from answered completions: shown per request times the sum per answered one. A shown
-    completion without an answer is missing data, not a rejection (designs.py) judged     those whose answer is known: the
-    developer decided, or the editor does not report it because it was not accepted
+    shown      all requests, with the sum estimated from answered completions: shown per request times the sum per answered one. A
+               shown completion without an answer is missing data, not a rejection (tasks/statistics/answered.py)
+    judged     those whose answer is known: the developer decided, or the editor does not report it because it was not accepted
                (tasks/labels/unreported.py)
     decided    those on which the developer decided
     user       one number a user (designs.py)
@@ -23,10 +23,11 @@ from typing import Literal
 
 import polars as pl
 
+from infra.pages.figures import METRIC_WORDS
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Denominator
 from infra.settings.schema import Experiment
-from tasks.labels.measures import ACCEPTED, CANCELLED, JUDGED, KEPT, QUICK
+from tasks.labels.measures import ACCEPTED, ANSWERED, CANCELLED, JUDGED, KEPT, QUICK, SAVED, VISIBLE
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,6 @@ class Metric:
 
     name: str
     """Name of its sum, and of its margin in `experiment.margins`."""
-    title: str
-    """The metric in words."""
     role: Literal["success", "guardrail"]
     """See infra.records.PlannedMetric."""
     better: Literal["more", "fewer", "same"]
@@ -55,16 +54,11 @@ class Metric:
     """See infra.records.PlannedMetric. Acceptance has most of alpha, so that little of its power is lost by the others."""
     immediate: bool = False
     """See infra.records.PlannedMetric."""
-    digits: int = 4
-    """Digits after the point in a verdict's reason."""
 
-
-SHOWN = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
-"""Text may have been shown. Unlike in tasks/labels/measures.py this includes requests whose connection the editor closed: they
-are missing data, not requests without text."""
-ANSWERED = JUDGED | (pl.col("unreported") & SHOWN & ~pl.col("cache_hit"))
-"""The outcome is known; `unreported` is that of `of_reporting_users`. A completion that Continue shows again from its cache may
-be accepted then."""
+    @property
+    def title(self) -> str:
+        """The metric in words."""
+        return METRIC_WORDS[self.name].title
 
 
 def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -105,49 +99,40 @@ def _length(_: Plan) -> pl.Expr:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accepted", "acceptance per request", "success", "more", "shown", 0.1, _known(ACCEPTED), relative=True, weight=0.9),
-    Metric(
-        "characters",
-        "accepted characters per request",
-        "success",
-        "more",
-        "shown",
-        0.15,
-        _characters,
-        relative=True,
-        weight=0.05,
-        digits=3,
-    ),
-    Metric("annoyed", "annoyances per request", "success", "fewer", "shown", 0.1, _annoyed, relative=True, weight=0.05),
-    Metric("shown", "shown per request", "guardrail", "more", "requests", 0.5, lambda _: SHOWN, relative=True),
-    Metric("cancelled", "explicit cancels per request", "guardrail", "fewer", "shown", 0.05, _known(CANCELLED)),
-    Metric("quick", "rejections under 750 ms per request", "guardrail", "fewer", "shown", 0.05, _known(QUICK)),
-    Metric(
-        "empty", "empty answers per request", "guardrail", "fewer", "requests", 0.25, lambda _: pl.col("blank"), immediate=True
-    ),
-    Metric("failed", "failures per request", "guardrail", "fewer", "requests", 0.02, _failed, immediate=True),
-    Metric("requests_per_user", "requests per user (logarithm)", "guardrail", "more", "user", 0.2, None, digits=3),
+    Metric("accepted", "success", "more", "shown", 0.1, _known(ACCEPTED), relative=True, weight=0.9),
+    Metric("characters", "success", "more", "shown", 0.15, _characters, relative=True, weight=0.05),
+    Metric("annoyed", "success", "fewer", "shown", 0.1, _annoyed, relative=True, weight=0.05),
+    Metric("shown", "guardrail", "more", "requests", 0.5, lambda _: VISIBLE, relative=True),
+    Metric("cancelled", "guardrail", "fewer", "shown", 0.05, _known(CANCELLED)),
+    Metric("quick", "guardrail", "fewer", "shown", 0.05, _known(QUICK)),
+    Metric("empty", "guardrail", "fewer", "requests", 0.25, lambda _: pl.col("blank"), immediate=True),
+    Metric("failed", "guardrail", "fewer", "requests", 0.02, _failed, immediate=True),
+    Metric("requests_per_user", "guardrail", "more", "user", 0.2, None),
     *(
-        Metric(name, title, "guardrail", "fewer", "requests", margin, _later_than(time, share), immediate=True)
-        for name, title, margin, time, share in (
-            ("ttft_p50", "first token later than the median", 0.15, "ttft_ms", 0.5),
-            ("ttft_p95", "first token in the slowest 5 %", 0.05, "ttft_ms", 0.95),
-            ("total_p50", "end later than the median", 0.25, "total_ms", 0.5),
-            ("total_p95", "end in the slowest 5 %", 0.1, "total_ms", 0.95),
+        Metric(name, "guardrail", "fewer", "requests", margin, _later_than(time, share), immediate=True)
+        for name, margin, time, share in (
+            ("ttft_p50", 0.15, "ttft_ms", 0.5),
+            ("ttft_p95", 0.05, "ttft_ms", 0.95),
+            ("total_p50", 0.25, "total_ms", 0.5),
+            ("total_p95", 0.1, "total_ms", 0.95),
         )
     ),
-    Metric("length", "characters of a judged completion", "guardrail", "same", "decided", 0.75, _length, relative=True, digits=2),
+    Metric("length", "guardrail", "same", "decided", 0.75, _length, relative=True),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
-DENOMINATORS: dict[str, pl.Expr] = {"requests": pl.lit(1), "labelled": ANSWERED | ~SHOWN, "judged": ANSWERED, "decided": JUDGED}
-SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value))
+DENOMINATORS: dict[str, pl.Expr] = {"requests": pl.lit(1), "labelled": ANSWERED | ~VISIBLE, "judged": ANSWERED, "decided": JUDGED}
+REPORTED: dict[str, pl.Expr] = {"saved": SAVED}
+"""Sums that are shown beside the metrics and decide nothing."""
+SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value), *REPORTED)
 """Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""
 
 
 def values(plan: Plan) -> dict[str, pl.Expr]:
     """Return the value of every sum for a request."""
     of_metrics = {metric.name: metric.value(plan) for metric in METRICS if metric.value}
-    return {name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, "visible": SHOWN, **of_metrics}.items()}
+    return {
+        name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, "visible": VISIBLE, **of_metrics, **REPORTED}.items()
+    }
 
 
 def planned(metric: Metric, settings: Experiment) -> PlannedMetric:

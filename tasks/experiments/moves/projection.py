@@ -6,10 +6,13 @@ somebody moves in MLflow meanwhile stays as it is, and is recorded as their move
 
 from contextlib import suppress
 
+from infra.pages import figures
 from infra.records import Move, State
 from infra.registry.client import (
+    ACCEPTANCE_TAG,
     CHALLENGER,
     CHAMPION,
+    LAST_MOVE_TAG,
     MOVE_TAG,
     PREVIOUS_TAG,
     ROLLED_BACK_TAG,
@@ -20,6 +23,7 @@ from infra.registry.client import (
     Registry,
 )
 from infra.storage.store import ObjectStore
+from tasks.experiments.stages import states
 
 MOST_TAG = 1000
 """Characters of a reason that a version's tag holds."""
@@ -73,15 +77,21 @@ def _before(move: Move, state: State, after: str) -> str:
 
 
 def _tag_versions(registry: Registry, move: Move) -> None:
-    """Set the tags of the versions that a move changes: state, verdict, and why one was rolled back."""
-    tags: dict[str, dict[str, str]] = {change.version: {STATE_TAG: change.after} for change in move.changes}
+    """Set the tags of the versions that a move changes: state, last move, why one was rolled back, and the verdict of its test.
+
+    A move by hand, or of a watch, leaves the verdict as it is.
+    """
+    last = f"{move.kind.replace('_', ' ')}, by {move.by}: {move.reason}"[:MOST_TAG]
+    tags: dict[str, dict[str, str]] = {change.version: {STATE_TAG: change.after, LAST_MOVE_TAG: last} for change in move.changes}
     if decision := move.decision:
-        verdict, reason = decision.verdict.verdict, decision.verdict.reason
-        named = {VERDICT_TAG: f"{verdict}, by {decision.by}", f"{VERDICT_TAG}.reason": reason[:MOST_TAG]}
-        tags.setdefault(decision.experiment.challenger, {}).update(named)
+        test, reason = decision.experiment, decision.verdict.reason
+        if decision.by == states.GATE:
+            arms = "; ".join(row.line() for row in figures.arm_rows(decision.verdict, test.champion, test.challenger))
+            named = {VERDICT_TAG: f"{decision.verdict.verdict}, by {decision.by}", f"{VERDICT_TAG}.reason": reason[:MOST_TAG]}
+            tags.setdefault(test.challenger, {}).update(named | ({ACCEPTANCE_TAG: arms} if arms else {}))
         if move.kind == "roll_back":
             why = {ROLLED_BACK_TAG: f"by {decision.by}: {reason}"[:MOST_TAG]}
-            tags.setdefault(decision.experiment.champion, {}).update(why)
+            tags.setdefault(test.champion, {}).update(why)
     for version, wanted in tags.items():
         with suppress(NotRegistered):  # deleted in MLflow
             known = registry.version(version).tags

@@ -20,6 +20,8 @@ from statistics import NormalDist
 import numpy as np
 from scipy.stats import binom
 
+from infra.pages.experiment_view import duration
+from infra.pages.figures import title
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Design
 from infra.settings import Settings
@@ -285,14 +287,14 @@ def _chosen(
         }
     )
     harmless = chance(traffic, plan, errors, days, 0.0, margins)
-    finds = f"{design}, {days:g} days: " + (
+    finds = f"{design}, {f'{days:g} days' if days >= 1 else duration(days * DAY)}: " + (
         f"ships an equal version in {harmless:.0%}"
         if plan.mode == "non_inferiority"
         else f"finds +{gain:.0%} in {CHANCE:.0%} of the tests"
         if gain <= HOPELESS
         else f'finds no gain below {HOPELESS:.0%}: let more developers take part, or set experiment.mode = "non_inferiority"'
     )
-    widened = ", ".join(f"{name} {value:.2g}" for name, value in wider.items())
+    widened = ", ".join(f"{title(name)} {value:.0%}" for name, value in wider.items())
     return Proposal(chosen, finds + (f"; margins widened to what this test can show: {widened}" if widened else ""))
 
 

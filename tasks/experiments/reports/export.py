@@ -10,7 +10,8 @@ from pathlib import Path
 
 import polars as pl
 
-from infra.records import Decision, ExperimentRecord, Plan
+from infra.records import Decision, ExperimentRecord, Plan, Rate
+from infra.records.base import Arm
 from infra.settings import Settings
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
@@ -18,6 +19,7 @@ from tasks.experiments.counting.metrics import values
 from tasks.experiments.counting.totals import ARMS, by_test, read_labelled, weights
 from tasks.experiments.moves.log import ids
 from tasks.experiments.planning.plan import plan_of
+from tasks.statistics.answered import per_request
 
 EXPOSURES, FACTS = "exposures.parquet", "facts.parquet"
 
@@ -32,6 +34,8 @@ class Export:
 
     rows: dict[Path, int]
     """Rows by file."""
+    acceptance: dict[Arm, Rate]
+    """Acceptance per request of each arm by the written rows, as the gate computes it."""
     note: str
     """How the requests differ from those that the decision counted; empty where they do not."""
 
@@ -60,7 +64,18 @@ def export(store: ObjectStore, settings: Settings, identifier: str, folder: Path
         path = folder / identifier / name
         _write(path, frame)
         rows[path] = len(frame)
-    return Export(rows, _note(found, decision))
+    return Export(rows, acceptance(found), _note(found, decision))
+
+
+def acceptance(found: pl.DataFrame) -> dict[Arm, Rate]:
+    """Return the acceptance per request of each arm of exported facts (tasks/statistics/answered.py)."""
+    names, rates = ("accepted", "judged", "visible", "requests"), dict[Arm, Rate]()
+    for arm in ARMS:
+        rows = found.filter(pl.col("variation_id") == arm)
+        sums = rows.group_by("user_id").agg((pl.col(name) * pl.col("weight")).sum() for name in names).sort("user_id")
+        if rate := per_request(*(sums[name].to_numpy() for name in names)):
+            rates[arm] = rate
+    return rates
 
 
 def facts(labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float) -> pl.DataFrame:

@@ -1,8 +1,8 @@
 """The page of a running experiment in Prefect."""
 
-from infra.pages import charts
+from infra.pages import charts, figures
 from infra.pages.experiment_view import duration, metric_rows, progress, sequences, words
-from infra.records import ExperimentRecord, Look
+from infra.records import ExperimentRecord, Look, Verdict
 from infra.storage import looks as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.reports.history import when
@@ -15,14 +15,13 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
     """Return an experiment's last look in Markdown: sequences, metrics, checks, time to the planned end."""
     verdict, plan = look.verdict, experiment.plan
     looks = log.some(store, experiment.id, look.number, MOST_POINTS)
-    counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
     lines = [
         f"# {experiment.id}: {verdict.verdict}",
         verdict.reason,
         f"\nVersion {experiment.challenger} against {experiment.champion}: {look.stage}, {look.share:.0%} on the challenger; "
         f"look {look.number}, {when(look.time)}",
         *_stages(experiment),
-        *([f"\n{counts}"] if counts else []),
+        *([f"\n{arms_table(verdict, experiment)}"] if verdict.requests else []),
         *_progress(experiment, look),
         *([f"\nPlanned: {plan.planned}"] if plan and plan.planned else []),
         *(f"\n![{chart.title}]({charts.data_uri(chart.svg)})" for chart in (sequences(looks, plan) if plan else [])),
@@ -35,6 +34,21 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
         "\n| check | state | numbers |",
         "| --- | --- | --- |",
         *(f"| {words(check.name)} | {check.state} | {check.reason} |" for check in verdict.checks),
+    ]
+    return "\n".join(lines)
+
+
+def arms_table(verdict: Verdict, experiment: ExperimentRecord) -> str:
+    """Return the arms of a verdict in Markdown: requests, acceptance and kept characters with their intervals."""
+    rows = figures.arm_rows(verdict, experiment.champion, experiment.challenger)
+    lines = [
+        "| arm | version | users | requests | acceptance per request [95 %] | kept characters per request [95 %] "
+        "| seconds saved per request [95 %] |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {r.arm} | {r.version} | {r.users} | {r.requests} | {r.acceptance or '-'} | {r.kept or '-'} | {r.saved or '-'} |"
+            for r in rows
+        ),
     ]
     return "\n".join(lines)
 

@@ -72,6 +72,7 @@ def differences(decision: Decision) -> Iterator[str]:
     """
     computed = recompute(decision)
     found = Verdict.model_validate_json(computed.model_dump_json()).model_dump()
+    held = decision.verdict.model_fields_set  # a record from before a field existed does not hold it
     for name, recorded in decision.verdict.model_dump().items():
-        if found[name] != recorded:
+        if name in held and found[name] != recorded:
             yield f"{name}: recorded {recorded!r}, computed {found[name]!r}"

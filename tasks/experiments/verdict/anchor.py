@@ -22,7 +22,7 @@ from infra.records import ExperimentRecord, Plan, PlannedMetric, Verdict
 from tasks.experiments.counting.totals import ArmTotals
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
-from tasks.experiments.verdict.decide import Look, acceptance, numbers, result_of, too_small, weights_of
+from tasks.experiments.verdict.decide import Look, arm_rates, numbers, result_of, too_small, weights_of
 from tasks.experiments.verdict.designs import compare_rates
 from tasks.experiments.verdict.rules import Compared
 from tasks.statistics.ratios import Regression, constant_difference, weighted_fit
@@ -58,7 +58,13 @@ def verdict_of(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdi
         totals: of all champions; `later` and `immediate` are the newest champion's part.
     """
     verdict = Verdict(
-        verdict="undecided", reason="", requests=totals.requests, users=totals.counts, acceptance=acceptance(totals)
+        verdict="undecided",
+        reason="",
+        requests=totals.requests,
+        users=totals.counts,
+        acceptance=arm_rates(totals, "accepted"),
+        kept=arm_rates(totals, "characters"),
+        saved=arm_rates(totals, "saved"),
     )
     named = f"version {record.challenger} beside the anchor, version {record.champion}"
     if found := breach(plan, totals):

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from infra.pages import figures
 from infra.records import Arm, CheckResult, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
-from tasks.experiments.counting.metrics import BY_NAME
 from tasks.experiments.counting.totals import ARMS, ArmTotals
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
-from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, extend, units
+from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, units
 from tasks.experiments.verdict.rules import Compared, Ruling, ruling_of
+from tasks.statistics.answered import per_request
 from tasks.statistics.multiple import joint_levels
-from tasks.statistics.ratios import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out, rate
+from tasks.statistics.ratios import Difference, NoDifference, Regression, deciders, difference, interval, leave_one_out
 
 EARLY_ALPHA_SHARE = 0.05
 """Share of the error level that is spent on looks before the planned end."""
@@ -25,7 +26,7 @@ NOVELTY_ALPHA = 0.1
 """Two-sided error level of the comparison of a gain in the two halves of a test, at its planned end. A test that can just detect
 a gain cannot detect whether it fades, so lasting gains are lost at about half of this level (measurements.md, 2026-11-24)."""
 SHORTENED = ("champion", "challenger", "estimate", "low", "high", "level", "margin")
-MOST_REASON = 1000
+MOST_REASON = 600
 """Most characters of a displayed verdict's reason."""
 TOLERATED_SHARE = 1 / 24
 """Largest share of a test's users who may be invented: five of an arm of 60."""
@@ -103,7 +104,9 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
         reason="",
         requests=totals.requests,
         users=totals.counts,
-        acceptance=acceptance(totals),
+        acceptance=arm_rates(totals, "accepted"),
+        kept=arm_rates(totals, "characters"),
+        saved=arm_rates(totals, "saved"),
         checks=checks,
     )
     if sure := breach(plan, totals):
@@ -175,7 +178,7 @@ def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) 
     the challenger."""
     if not time_is_over:
         return verdict.model_copy(update={"reason": reason})
-    ended = f"the test ended after {plan.max_seconds:.0f} s (experiment.max_seconds) without a result: {reason}"
+    ended = f"no result: the test's time of {plan.max_seconds:.0f} s (experiment.max_seconds) is over, and {reason}"
     return verdict.model_copy(update={"verdict": "broken", "inconclusive": True, "reason": ended})
 
 
@@ -274,15 +277,16 @@ def _mean(totals: ArmTotals, metric: PlannedMetric, arm: Arm) -> float:
     return float(sums[metric.name].sum() / max(sums[metric.per].sum(), 1e-9))
 
 
-def acceptance(totals: ArmTotals) -> dict[Arm, Rate]:
-    """Return each arm's accepts per request, with the interval; an arm with fewer than two users has no entry."""
+def arm_rates(totals: ArmTotals, name: str) -> dict[Arm, Rate]:
+    """Return each arm's mean of a sum per request, with its interval.
+
+    An arm with fewer than two users, or without an answer, has no entry. Totals of earlier rules lack some sums.
+    """
     arms: dict[Arm, Rate] = {}
     for arm in ARMS:
         sums = totals.during[arm]
-        met = sums["requests"] > 0
-        if np.count_nonzero(met) > 1:
-            accepted = extend(sums["accepted"], sums["judged"], sums["visible"], met.astype(float))
-            arms[arm] = rate(accepted[met].tolist(), sums["requests"][met].tolist())
+        if name in sums and (found := per_request(sums[name], sums["judged"], sums["visible"], sums["requests"])):
+            arms[arm] = found
     return arms
 
 
@@ -308,12 +312,11 @@ def numbers(compared: list[Compared], look: Look) -> str:
     """Describe the differences of the success metrics, and of metrics outside their margins."""
     words = []
     for each in compared:
-        result, digits = result_of(each, look), BY_NAME[each.metric.name].digits
-        if result.estimate is None:
+        result = result_of(each, look)
+        if result.estimate is None or result.low is None or result.high is None:
             words.append(f"{each.title} cannot be compared")
         elif each.metric.role == "success" or result.state in ("unsure", "worse"):
-            low, high = f"{result.low:+.{digits}f}", f"{result.high:+.{digits}f}"
-            words.append(f"{each.title} {result.estimate:+.{digits}f} [{low}, {high}]")
+            words.append(f"{each.title} {figures.change(result.name, result.estimate, result.low, result.high)}")
     return ", ".join(words)
 
 
@@ -322,8 +325,14 @@ def brief(verdict: Verdict) -> Verdict:
     metrics = [
         metric.model_copy(update={name: _short(getattr(metric, name)) for name in SHORTENED}) for metric in verdict.metrics
     ]
-    return verdict.model_copy(update={"metrics": tuple(metrics), "reason": verdict.reason[:MOST_REASON]})
+    kept, saved = ({arm: _short_rate(rate) for arm, rate in found.items()} for found in (verdict.kept, verdict.saved))
+    update = {"metrics": tuple(metrics), "reason": verdict.reason[:MOST_REASON], "kept": kept, "saved": saved}
+    return verdict.model_copy(update=update)
+
+
+def _short_rate(rate: Rate) -> Rate:
+    return rate.model_copy(update={name: _short(getattr(rate, name)) for name in ("rate", "low", "high")})
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+    return None if value is None else float(f"{value:.5g}")

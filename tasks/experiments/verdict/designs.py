@@ -8,6 +8,7 @@ import numpy as np
 from infra.records import Arm, Plan, PlannedMetric
 from infra.records.experiments import Denominator
 from tasks.experiments.counting.totals import ARMS, MADE, QUARTERS, ArmTotals, Sums
+from tasks.statistics.answered import extend
 from tasks.statistics.ratios import Regression, by_user, within_user
 
 Per = Denominator | Literal["visible"]
@@ -42,24 +43,6 @@ def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: P
     before = totals.before
     earlier = extend(before[name], before["judged"], before["visible"], np.ones_like(alone)) if per == "shown" else before[name]
     return by_user(treated.astype(float), counted[0] + counted[1], alone, earlier, before[denominator])
-
-
-def extend(counted: np.ndarray, judged: np.ndarray, visible: np.ndarray, counting: np.ndarray) -> np.ndarray:
-    """Return each user's sum, extended from answered completions to all shown ones.
-
-    Summed over users it is visible * counted / judged; per request it is (visible per request) * (counted per judged). A user's
-    part of it is, up to a constant, the user's influence on this product (the delta method for ratios of clustered sums: Deng,
-    Knoblich and Lu 2018, "Applying the Delta Method in Metric Analytics", section 3), so errors over users are right. If
-    everything is answered, it is the sum itself; if nothing is, zeros.
-
-    Args:
-        counting: weight of each user's requests in the comparison.
-    """
-    answers = float((counting * judged).sum())
-    if not answers:
-        return np.zeros_like(counted)
-    mean = float((counting * counted).sum()) / answers
-    return mean * visible + float((counting * visible).sum()) / answers * (counted - mean * judged)
 
 
 def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:

@@ -85,3 +85,14 @@ def test_a_browser_logs_in_by_the_link_and_another_port_gets_nothing(guarded: tu
         assert len(admitted) == let_in, "its page reads nothing either"
         again = victim.open(link)
         victim.until(again, "document.body.innerText.includes('has been used')")
+
+
+@pytest.mark.parametrize(
+    ("page", "path"), [("/inner?a=1#/models/2", "/inner?a=1#/models/2"), ("//elsewhere.example/x", "//elsewhere.example/x")]
+)
+def test_a_link_leads_to_a_page_of_its_own_server(guarded: tuple[str, Any], tmp_path: Path, page: str, path: str) -> None:
+    program = browser.required()
+    address, _ = guarded
+    with browser.running(program, tmp_path / "profile") as running_browser:
+        tab = running_browser.open(login.link(address, CREDENTIAL, page))
+        running_browser.until(tab, f"document.body.innerText == 'inside' && location.href == {address + path!r}")

@@ -145,7 +145,12 @@ def add_cycles(house: House, until: float) -> None:
     for number in (1, 2, 3):
         end, cycle = until - 3600 * (3 - number), f"cycle-{number:06d}"
         served = tuple(
-            ServedVersion(project=project, version=version, acceptance=Rate(rate=rate, low=rate - 0.02, high=rate + 0.02, n=900))
+            ServedVersion(
+                project=project,
+                version=version,
+                acceptance=Rate(rate=rate, low=rate - 0.02, high=rate + 0.02, n=900),
+                answered=True,
+            )
             for (project, version), rate in accepted.items()
             if version == "1" or number > 1
         )

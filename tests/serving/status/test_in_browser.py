@@ -46,6 +46,9 @@ async def said(page: Tab, words: str) -> None:
 async def test_the_page_follows_what_happens_for_everyone_without_loading_again(house: House, page: Tab) -> None:
     await page.run("window.loaded = 1; for (const each of document.querySelectorAll('details')) each.open = true")
     await page_checks.check(page.call, page.run)
+    await page.call("Emulation.setDeviceMetricsOverride", width=390, height=900, deviceScaleFactor=1, mobile=False)
+    cut = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth + 1)"
+    assert await page.run(f"{cut}.map(each => each.getAttribute('aria-label')).join()") == "", "a column is cut off"
     now = time.time()
     looks.append(house.store, Look(experiment="e1", number=71, time=now, stage="test", share=0.5, verdict=shown.verdict(1900)))
     house.clock += 10

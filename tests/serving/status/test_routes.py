@@ -105,11 +105,11 @@ async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_en
         "1400 of 2000 requests an arm; planned end",
         "by requests, in 51 min",
         "Planned: a crossover finds +12 % in a week",
-        "accepted per request (more is better), 99.83 % confidence sequence",
-        "annoyed per request (fewer is better)",
-        "accepted unsure +0.02 [-0.0185, +0.0585] 99.83 %",
-        "above -0.024 0.24 0.26 success",
-        "ttft p95 worse than its margin",
+        "acceptance per request (more is better): difference, 99.83 % confidence sequence",
+        "annoyances per request (fewer is better)",
+        "acceptance per request unsure +0.0200 [-0.0185, +0.0585] 99.83 %",
+        "above -0.024 0.2400 0.2600 success",
+        "share with the first token in the slowest 5 % worse than its margin",
         "labels hold judged per shown completion differs",
     ):
         assert expected in text, expected
@@ -153,7 +153,7 @@ async def test_looks_of_the_probation_leave_the_verdict_and_the_page_offers_the_
     await house.follow()
     page = await _page(house)
     assert '<b class="yes">promote</b>' in page and "accepted more" in page
-    assert re.search(r"Probation of version 2, as of .+: 16 and 3 users", page)
+    assert re.search(r"Since then, version 2 beside version 1, as of .+: 16 and 3 users", page)
     assert 'data-previous="1" data-offers=" back"' in page
 
 
@@ -225,7 +225,7 @@ async def test_the_page_shows_acceptance_latency_and_cycles_of_every_project_or_
     page = await _page(house)
     assert [name for name in re.findall("<option>([^<]+)</option>", page)] == ["payments", "search"]
     words = " ".join(re.findall('aria-label="([^"]+)"', page))
-    assert "version, %, in all projects" in words and "In the last window: version 1, 20.0%; version 2, 24.0%" in words
+    assert "window, %, in all projects" in words and "In the last window: version 1, 20.0%; version 2, 24.0%" in words
     assert "Time to the first token" in words and "3 cycles, the newest cycle-000003" in words
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
     assert re.search(r"champion 0 served 4 100.0 %", text)

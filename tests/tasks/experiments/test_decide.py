@@ -72,7 +72,7 @@ def test_a_clearly_worse_challenger_is_rejected() -> None:
 def test_more_accepts_with_far_fewer_characters_are_rejected() -> None:
     result = verdict(arm(80, 0.2, 1, characters=20), arm(80, 0.35, 2, characters=2))
     assert result.verdict == "reject"
-    assert "accepted characters per request is worse than its margin" in result.reason
+    assert "kept characters per request is worse than its margin" in result.reason
 
 
 def test_a_model_that_shows_more_and_is_accepted_less_loses() -> None:
@@ -219,7 +219,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 3, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 4, which this code has, found rules 1"):
         recompute(read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}))
     with pytest.raises(ValueError, match="by ada: expected one of the gate"):
         recompute(read.model_copy(update={"evidence": None, "by": "ada"}))

@@ -85,11 +85,12 @@ def test_the_page_shows_sequence_margins_levels_checks_and_the_planned_end() -> 
     for words in (
         "# e: undecided\nno gain is sure yet",
         "Version 2 against 1: test, 25% on the challenger; look 2, 2027-01-15 08:33:20 UTC",
-        "200 requests of 9 users on the champion, 200 requests of 8 users on the challenger",
+        "| champion | 1 | 9 | 200 |",
+        "| challenger | 2 | 8 | 200 |",
         "200 of 1000 requests an arm (20%); planned end 2027-01-15 10:46:40 UTC, in 2 h, by requests",
-        "| accepted | success | 0.2 | 0.21 | +0.01 [-0.03, +0.05] | 99 % | above -0.02 | unsure |",
+        "| acceptance per request | success | 0.2000 | 0.2100 | +0.0100 [-0.0300, +0.0500] | 99 % | above -0.02 | unsure |",
         "| labels | passed | judged per shown |",
-        "![accepted per request (more is better), 99 % confidence sequence](data:image/svg+xml;base64,",
+        "![acceptance per request (more is better): difference, 99 % confidence sequence](data:image/svg+xml;base64,",
     ):
         assert words in page, words
     slow = TEST.model_copy(update={"plan": PLAN.model_copy(update={"max_seconds": 3600.0})})

@@ -1,4 +1,4 @@
-"""Whoever opted out or was forgotten leaves no settled text in any store: spool, events, cycles, Data Docs, MLflow.
+"""Whoever opted out or was forgotten leaves no settled text in any store: spool, events, cycles, pages, MLflow.
 
 Users write the same places through the serving app; the code of a cycle collects, validates, rewards and seals what they left.
 The text of a user who did neither is found in these stores, so the search would find the others'.
@@ -29,6 +29,7 @@ from tasks.rewards.reward import reward_samples
 from tasks.steps import transaction
 from tasks.upkeep.forget import forget, request
 from tasks.validation import batch, quarantine, suite
+from tasks.validation.pages import pages
 from tasks.validation.quarantine import ValidationEvidence
 from tasks.versions.register import run_artifacts
 from tests.serving.fakes import House
@@ -90,7 +91,7 @@ async def served(tmp_path: Path, tokenizer: Tokenizer) -> Served:
 
 
 def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) -> tuple[Collected, Manifest]:
-    """Run the steps of a cycle that write: validation, quarantine, Data Docs, samples, requests, known users, manifest."""
+    """Run the steps of a cycle that write: validation, quarantine, pages, samples, requests, known users, manifest."""
     collected = collect(store, registry.client, SETTINGS, time.time() + 1)
     accounting = collected.accounting
     validation = suite.validate(
@@ -99,7 +100,7 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     failed = dict.fromkeys(accounting.samples["id"].head(1), "logprobs_are_finite")  # a row of the first user
     rows = samples.records(store, collected.plan.partitions, accounting.samples_of(failed))
     written = quarantine.write(store, CYCLE, quarantine.rows(accounting, failed, collected.malformed, rows))
-    evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, suite.docs(validation.results)))
+    evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, pages(validation)))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
     chosen = context_lines.with_context_lines(store, collected.plan.partitions, accounting.samples)
     chosen = samples.with_settled_tokens(chosen, tokens)

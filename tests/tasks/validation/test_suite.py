@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -10,7 +11,8 @@ from infra.settings.schema import Collect
 from tasks.validation import quarantine
 from tasks.validation.batch import BatchStats, Bounds, batch_stats, bounds
 from tasks.validation.drift import LEAST_CYCLES, earlier, merged, profile, rate_range
-from tasks.validation.suite import BatchRefused, Validation, docs, validate
+from tasks.validation.pages import pages as pages_of
+from tasks.validation.suite import BatchRefused, Validation, validate
 from tests.tasks.labels.test_accounting import account, account_with_samples
 from tests.tasks.made import NOW, MemoryStore, completion, feedback, sample
 from tests.tasks.rows import sample_frame
@@ -23,7 +25,7 @@ FINE = BatchStats(
     user_share=0.1,
     credential_share=1.0,
     project_share=1.0,
-    acceptance_rate=0.1,
+    accepted_of_judged=0.1,
     shown_length=8.0,
 )
 PAST = [
@@ -58,10 +60,12 @@ def test_bad_rows_are_quarantined_with_the_failed_expectation() -> None:
     }
     assert validation.refused == ()
     assert validation.rows == 307
-    pages = docs(validation.results)
+    pages = pages_of(validation)
     assert set(pages) == {"samples", "batch"}
-    assert "nan" in pages["samples"]
-    assert "clock_skew_seconds" in pages["batch"]
+    assert "1 rows fail: nan" in pages["samples"] and "rows are quarantined" in pages["samples"]
+    rate = "<td>accepted_of_judged</td><td>0.1</td>"
+    assert rate in pages["batch"] and "<td>at most 60</td>" in pages["batch"], "each figure stands beside its bounds"
+    assert not any(re.search(r"<script|<link|https?:|url\(", page) for page in pages.values()), "nothing is loaded, nothing runs"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +94,8 @@ def test_bad_samples_stop_the_cycle(samples, reason: str) -> None:
         ("user_share", 0.3, {"max_user_share": 0.25}, "user_share is 0.3, expected at most 0.25"),
         ("credential_share", 0.5, {"max_credential_share": 0.4}, "credential_share is 0.5, expected at most 0.4"),
         ("project_share", 0.9, {"max_project_share": 0.6}, "project_share is 0.9, expected at most 0.6"),
-        ("acceptance_rate", 0.9, {}, "acceptance_rate is 0.9, expected at least"),
-        ("acceptance_rate", 0.001, {}, "acceptance_rate is 0.001, expected at least"),
+        ("accepted_of_judged", 0.9, {}, "accepted_of_judged is 0.9, expected at least"),
+        ("accepted_of_judged", 0.001, {}, "accepted_of_judged is 0.001, expected at least"),
         ("shown_length", 90.0, {}, "shown_length is 90, expected at least"),
     ],
 )
@@ -130,7 +134,7 @@ def test_batch_stats_equal_values_computed_by_hand() -> None:
         user_share=3 / 6,
         credential_share=1.0,
         project_share=5 / 6,
-        acceptance_rate=2 / 6,
+        accepted_of_judged=2 / 6,
         shown_length=8.0,
     )
 

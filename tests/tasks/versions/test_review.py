@@ -1,5 +1,6 @@
 """A version's description decides a review: verdicts with intervals, metrics beside champion and base, data, examples, links."""
 
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -86,7 +87,8 @@ def test_a_review_has_verdicts_metrics_data_links_and_examples(store: MemoryStor
     assert "| judged | 7.25 | 6.5 | 6.5 |" in lines, "this, champion, and the base as cycle 1 measured it"
     assert any("base, of cycle-000001 |" in line for line in lines)
     assert "4 requests, each once: 1 trained (25.0%), 3 stale (75.0%)" in text
-    assert "http://127.0.0.1:4200/runs/flow-run/run-of-prefect" in text and "path=review.md&run_uuid=r2" in text
+    assert "http://127.0.0.1:4200/runs/flow-run/run-of-prefect" in text
+    assert "http://127.0.0.1:5000/#/runs/r2" in text and "artifact review.md" in text
     assert cycles.dataset_id(store, "cycle-000002") in text and "Not checked: judge: there is none." in text
     examples = [line for line in lines if line.startswith(("| +", "| -0", "| -1"))]
     assert len(examples) == review.EXAMPLES
@@ -115,15 +117,43 @@ def test_a_description_fits_into_what_mlflow_stores(store: MemoryStore, registry
     found = facts_of(store, registry, decision())
     text = review.description(found)
     assert len(review.page(found)) > MOST_DESCRIPTION >= len(text)
-    assert "Links: " in text and "A/B test: promoted" in text
+    lines = text.split("\n")
+    assert lines[0].startswith("**Offline gate: ") and "A/B test: promoted" in lines[0]
+    examples = [number for number, line in enumerate(lines) if re.match(r"\| [+-]\d\.\d\d \| ", line)]
+    assert len(examples) == review.EXAMPLES and examples[0] < 10, "the examples stand before the evidence"
+    assert lines[-1].startswith("Links: ") and "More: in the artifact review.md of the run." in lines
+    assert text.count("Not checked: ") <= 1
+
+
+def test_what_was_not_checked_is_one_line(store: MemoryStore, registry: MemoryRegistry) -> None:
+    key = "cycles/cycle-000002/evaluation.json"
+    record = store.get_json(key)
+    store.put_json(key, record | {"left_out": ["judge: there is none", "drift: too few", "slice go: 3 places"]})
+    lines = review.page(facts_of(store, registry)).split("\n")
+    assert [line for line in lines if "Not checked" in line] == [
+        "Not checked: judge: there is none; drift: too few; slice go: 3 places."
+    ]
+
+
+def test_a_later_move_by_hand_leaves_the_verdict_and_is_a_line_of_its_own(store: MemoryStore, registry: MemoryRegistry) -> None:
+    store.put_json(f"decisions/{decision().experiment.id}.json", decision())
+    registry.versions["3"]["last_move"] = "promote, by ada: again"
+    moved = decision().experiment.model_copy(update={"id": "manual-1-version-3"})
+    by_hand = Verdict(verdict="promote", reason="again")
+    again = decision().model_copy(update={"experiment": moved, "verdict": by_hand, "by": "ada"})
+    found = describe_again(store, registry.client, Settings(), again)
+    text = registry.descriptions["3"]
+    assert found and "A/B test: promoted." in text and "A/B test, by gate: accepted is surely better" in text
+    assert "Last move: promote, by ada: again" in text.split("\n")
 
 
 def test_the_verdict_of_the_test_is_added_to_the_description(store: MemoryStore, registry: MemoryRegistry) -> None:
     describe_again(store, registry.client, Settings(), decision())
     text = registry.descriptions["3"]
-    assert "A/B test: promoted." in text and "accepted is surely better (1000 requests of 1000 users on the champion" in text
-    row = next(line for line in text.split("\n") if line.startswith("| accepted |"))
-    assert "| 0.2 | 0.23 | +0.03 [+0.01, +0.05] at 95 % |" in row and row.endswith("| better |")
+    assert "A/B test: promoted." in text and "A/B test, by gate: accepted is surely better" in text
+    assert "- champion v2: 1000 requests of 1000 users" in text
+    row = next(line for line in text.split("\n") if line.startswith("| acceptance per request |"))
+    assert "| 0.2000 | 0.2300 | +0.0300 [+0.0100, +0.0500] at 95 % |" in row and row.endswith("| better |")
 
 
 def test_a_version_that_no_cycle_made_keeps_its_description(store: MemoryStore, registry: MemoryRegistry) -> None:
