@@ -33,6 +33,8 @@ LOCAL = Path(__file__).with_name("local.toml")
 PRODUCTION = Path(__file__).with_name("production.toml")
 PREFIX = "TABLOOP_"
 SECRETS_NAME = "secrets.toml"
+TOKENS_NAME = "tokens.toml"
+"""Table of developers' tokens of the local stack, beside its secrets; used where serving.token_file is not set."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FILE_VARIABLE = "TABLOOP_SETTINGS"
 
@@ -158,6 +160,8 @@ def _fill_secrets(values: dict[str, Any]) -> None:
             if (name := LOCAL_SERVERS.get(section)) and not _local(given.get(name, getattr(getattr(Settings(), section), name))):
                 continue  # another server gets no credential of the local one
             values[section] = {**entries, **given}
+    if (tokens := path(state) / TOKENS_NAME).exists():
+        values["serving"] = {"token_file": str(tokens), **values.get("serving", {})}
 
 
 def _local(address: str | None) -> bool:
