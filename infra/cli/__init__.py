@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from infra.cli import access, errors, invite, look, loop, measure, project, stack  # noqa: F401, each adds its commands
+from infra.cli import access, errors, invite, learn, look, loop, measure, project, stack  # noqa: F401, each adds its commands
 from infra.cli.app import app
 
 __all__ = ["app", "main"]

@@ -29,4 +29,5 @@ from infra.records.heldout import Case, HeldOutCompletion, HeldOutPlace, HeldOut
 from infra.records.looks import Look
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
 from infra.records.moves import Change, Move, MoveAnswer, MoveKind, MoveRequest, Shown, State
+from infra.records.own_code import LearnedRepository, OwnCode
 from infra.records.versions import VersionDelta

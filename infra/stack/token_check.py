@@ -10,6 +10,8 @@ State = Literal["accepted", "refused", "silent"]
 SECONDS = 4.0
 """Longest wait for a token that was just written: the app looks for changes of its table every second."""
 POLL_SECONDS = 0.25
+ANSWER_SECONDS = 5.0
+"""Longest wait for one answer."""
 
 
 def ask(
@@ -25,7 +27,7 @@ def ask(
     """
     ends = clock() + seconds
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=address, timeout=seconds, transport=transport) as client:
+    with httpx.Client(base_url=address, timeout=ANSWER_SECONDS, transport=transport) as client:
         while True:
             try:
                 status = client.get("/v1/health", headers=headers).status_code

@@ -5,9 +5,11 @@ from dataclasses import replace
 from prefect.logging import get_run_logger
 
 from infra.records import CycleOutcome, Manifest
+from infra.settings.collect import Collect
 from infra.settings.training import Train
 from infra.storage import cycles
 from tasks.labels.shares import weight_shares
+from tasks.own_code.code import project_share
 from tasks.steps.context import Context
 from tasks.steps.seal import end
 from tasks.steps.step import IO_RETRIES, attempt_to_show, step
@@ -21,7 +23,7 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     """Make one update of the parent's checkpoint, in the trainer's own processes."""
     store, settings, logger = context.store, context.settings, get_run_logger()
     sealed = cycles.settings_of(store, manifest.cycle, settings)
-    inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares(sealed.collect))
+    inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares_of(manifest, sealed.collect))
     parent, folder = context.checkpoint(manifest.parent), context.folder(manifest.cycle)
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as say:
         result = training.train(store, manifest, parent, sealed.train, TrainerOutput(folder, say), inputs)
@@ -31,6 +33,13 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     store.put_json(cycles.key(manifest.cycle, "training.json"), result.metrics.model_dump(mode="json"))
     logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
     return result
+
+
+def weight_shares_of(manifest: Manifest, settings: Collect) -> dict[str, float]:
+    """Return the largest share of the update's weight by the field that names the group; of own code, nobody is its user."""
+    if not manifest.learned:
+        return weight_shares(settings)
+    return {"project": project_share(len(manifest.learned), settings)}
 
 
 def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:

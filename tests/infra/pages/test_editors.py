@@ -16,7 +16,7 @@ from infra.settings import ROOT, Settings
 
 PAGES = {"continue": "web", "zed": "", "tabby": "", "llama.vim": "", "llama.vscode": ""}
 """Editors whose page holds their configuration, each with the page's project."""
-HARD = 'a "b" \'c\': #d'
+HARD = "a \"b\" 'c': #d"
 
 
 def configuration(editor: str, token: str = "TOKEN", project: str = "") -> editors.Configuration:
