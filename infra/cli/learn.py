@@ -40,9 +40,8 @@ def learn(
         values = {"state": state["name"], "message": state.get("message") or "", "cycle": found.values() if found else None}
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:
-        print(
-            "\n".join([*(found.lines() if found else ()), f"{state['name']}: {state.get('message') or 'see its run in Prefect'}"])
-        )
+        ended = f"{state['name']}: {state.get('message') or 'see its run in Prefect'}"
+        print("\n".join([*(found.lines() if found else ()), ended]))
         if state["name"] == LEARNED and found and found.outcome:
             print(
                 f"next: the A/B test decides; before anybody types, `tabloop promote {found.outcome.version}` makes it champion"

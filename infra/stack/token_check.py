@@ -1,7 +1,6 @@
 """Ask the completions port whether it accepts a token, as an editor's first request does."""
 
 import time
-from collections.abc import Callable
 from typing import Literal
 
 import httpx
@@ -14,20 +13,14 @@ ANSWER_SECONDS = 5.0
 """Longest wait for one answer."""
 
 
-def ask(
-    address: str,
-    token: str,
-    seconds: float,
-    clock: Callable[[], float] = time.monotonic,
-    transport: httpx.BaseTransport | None = None,
-) -> State:
+def ask(address: str, token: str, seconds: float) -> State:
     """Return whether the server at an address accepts a token, refuses it for `seconds`, or does not answer.
 
     A server without a ready engine accepts a token too: it answers 503.
     """
-    ends = clock() + seconds
+    ends = time.monotonic() + seconds
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=address, timeout=ANSWER_SECONDS, transport=transport) as client:
+    with httpx.Client(base_url=address, timeout=ANSWER_SECONDS) as client:
         while True:
             try:
                 status = client.get("/v1/health", headers=headers).status_code
@@ -35,6 +28,6 @@ def ask(
                 return "silent"
             if status != httpx.codes.UNAUTHORIZED:
                 return "accepted" if status in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE) else "refused"
-            if clock() >= ends:
+            if time.monotonic() >= ends:
                 return "refused"
             time.sleep(POLL_SECONDS)
