@@ -25,7 +25,7 @@ from tasks.evaluation.heldout.sets import Places, place_of
 from tasks.evaluation.positions import Position, Source, silent_positions
 from tasks.labels.samples import SettledTokens, parquet, table
 from tasks.labels.shares import choose, codes
-from tasks.own_code.places import SEED, draw, has_secret, share_of_file
+from tasks.own_code.places import SEED, draw, near, share_of_file
 from tasks.own_code.repository import NoCode, Repository
 from tasks.rewards.scaling import scale
 
@@ -104,7 +104,7 @@ def learn(
                 source=each.repository.source,
                 revision=revision,
                 files=len({position.file for position in own}),
-                held_out_files=len({place.file for place in held_out[-1].places}),
+                held_out_files=len(each.held_out),
                 places=len(own),
                 left_out={reason: number for reason, number in sorted(left_out.items()) if number},
                 languages=dict(Counter(language(position.file) for position in own).most_common()),
@@ -189,7 +189,7 @@ def _places(each: _Split, settings: Settings, redactor: Redactor) -> Places:
         return Places(wanted.name, (), each.left_out)
     drawn, short = directory.draw(each.held_out, wanted, count)
     quiet = silent_positions(each.held_out, round(wanted.silent * len(drawn)), wanted.key)
-    unsafe = {source.name for source in each.held_out if redactor.text(source.text, language(source.name)) != source.text}
-    safe = [one for one in (*drawn, *quiet) if one.file not in unsafe or not has_secret(one, redactor)]
+    secrets = {source.name: redactor.spans(source.text, language(source.name)) for source in each.held_out}
+    safe = [one for one in (*drawn, *quiet) if not near(secrets[one.file], one.offset, one.offset + len(one.truth))]
     left_out = Counter(short=short, secret=len(drawn) + len(quiet) - len(safe))
     return Places(wanted.name, tuple(place_of(one, name, language(one.file)) for one in safe), left_out)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from infra.model.language import language
+from infra.redaction.patterns import Span
 from infra.redaction.redactor import Redactor
-from infra.redaction.texts import Texts
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column, position_at
 from tasks.own_code.holes import Hole, holes_of
 
@@ -38,7 +38,7 @@ def draw(sources: Sequence[Source], count: int, redactor: Redactor, seed: int = 
     ]
     rng.shuffle(lines)
     most = max(1, round(share_of_file(len(sources)) * min(count, len(lines))))
-    secret = [redactor.text(source.text, language(source.name)) != source.text for source in sources]
+    secrets = [redactor.spans(source.text, language(source.name)) for source in sources]
     taken, left_out, found = Counter[int](), Counter[str](), list[Position]()
     for number, hole, line in lines:
         if len(found) == count:
@@ -47,7 +47,7 @@ def draw(sources: Sequence[Source], count: int, redactor: Redactor, seed: int = 
             left_out["over_share"] += 1
         else:
             position = _position(sources[number], hole, line, rng)
-            if secret[number] and has_secret(position, redactor):
+            if near(secrets[number], hole.start + line[0], hole.stop):
                 left_out["secret"] += 1
             else:
                 taken[number] += 1
@@ -60,10 +60,9 @@ def share_of_file(files: int) -> float:
     return min(1.0, max(SHARE_OF_FILE, 2 / max(files, 1)))
 
 
-def has_secret(position: Position, redactor: Redactor) -> bool:
-    """Return whether the code around a position holds a secret (infra/redaction)."""
-    texts = Texts(position.prefix, (position.truth,), position.suffix, language(position.file))
-    return redactor.redact(texts) != texts
+def near(spans: Sequence[Span], start: int, stop: int) -> bool:
+    """Return whether a secret stands in the text from `start` to `stop`, or in the code around it that a model may see."""
+    return any(first < stop + CONTEXT_CHARACTERS and last > start - CONTEXT_CHARACTERS for first, last in spans)
 
 
 def _position(source: Source, hole: Hole, line: tuple[int, int], rng: random.Random) -> Position:

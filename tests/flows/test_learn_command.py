@@ -98,7 +98,7 @@ def test_the_result_is_the_same_as_json(
     found = json.loads(capsys.readouterr().out)
     assert found["state"] == "Learned" and found["cycle"] == json.loads(json.dumps(report(store, "cycle-000001").values()))
     gain = found["cycle"]["gains"][0]
-    assert gain["low"] < gain["difference"] == pytest.approx(0.1) < gain["high"]
+    assert gain["difference"] == pytest.approx(0.1) and gain["low"] < 0.1 < gain["high"]
 
 
 @pytest.mark.parametrize("name", ["NoCode", "TooFewPlaces", "ExperimentRunning", "NotLearned"])
