@@ -23,9 +23,11 @@ from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 from tasks.own_code import code, repository
 from tasks.own_code.code import LearnedCode
 from tasks.own_code.report import Report, gains
+from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.run import write_job
 
-RESULT = "result.json"
+RESULT, DONE = "result.json", "trained.json"
+"""The reports, and the job of an update that has ended: a second call with the same samples does not train again."""
 
 
 def study(
@@ -62,14 +64,25 @@ def _learn(
     learned = code.learn([read], [""], settings, renderer, Redactor(), "0", count)
     folder.mkdir(parents=True, exist_ok=True)
     samples = folder / "samples.parquet"
-    samples.write_bytes(learned.samples)
-    candidate = update.train(write_job(folder, base, samples, "0", settings.train), settings.train)
+    job = write_job(folder, base, samples, "0", settings.train)
+    if trained_on(folder) == (learned.samples, job.read_text()):
+        candidate = folder / CHECKPOINT_NAME
+    else:
+        samples.write_bytes(learned.samples)
+        candidate = update.train(job, settings.train)
+        (folder / DONE).write_text(job.read_text())
     scored, verdict = _scored(settings, learned, base, candidate)
     rows = {name: [asdict(row) for row in scores.by_position] for name, scores in scored.scores.items()}
     evaluation: Mapping[str, Any] = {"positions": rows["candidate"], "champion_positions": rows["champion"]}
     report = Report(read.name, learned.repositories, tuple(gains(evaluation)), verdict, None)
     say("\n".join(report.lines()))
     return report.values()
+
+
+def trained_on(folder: Path) -> tuple[bytes, str] | None:
+    """Return the samples and the job of the checkpoint in a folder; None where no update has ended."""
+    done = folder / DONE
+    return ((folder / "samples.parquet").read_bytes(), done.read_text()) if done.exists() else None
 
 
 def _scored(settings: Settings, learned: LearnedCode, base: Path, candidate: Path) -> tuple[ScoredModels, str]:

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prefect.states import State
 
 from flows.cycle import cycle
 from infra import settings as settings_
@@ -23,8 +25,8 @@ __all__ = ["shop"]
 pytestmark = pytest.mark.stack
 
 
-def learn(*sources: Path, **fields: object) -> object:
-    return cycle(OwnCode(sources=tuple(map(str, sources)), **fields))
+def learn(*sources: Path, **fields: Any) -> State:
+    return cycle(OwnCode(sources=tuple(map(str, sources)), **fields), return_state=True)
 
 
 def manifest_of(world: World, name: str = "cycle-000001") -> Manifest:
@@ -53,7 +55,7 @@ def test_own_code_makes_a_challenger_that_passed_the_gate(world: World, shop: Pa
 def test_a_killed_cycle_of_own_code_is_completed_by_the_next_run_from_the_same_samples(world: World, shop: Path) -> None:
     world.training = Killed()
     with pytest.raises(Killed):
-        learn(shop)
+        cycle(OwnCode(sources=(str(shop),)))
     world.training = None
     assert learn(shop).name == "CycleUnfinished", "first the other one"
     ended = cycle()
