@@ -1,4 +1,5 @@
-"""A cycle: collect, validate, reward, hold out, seal, train, evaluate, register, open the experiment.
+"""A cycle: collect, validate, reward, hold out, seal, train, evaluate, register, open the experiment. Or, of own code: read it,
+hold out, seal, and then the same.
 
 `python -m flows.cycle` runs one by hand, against the servers that the settings name.
 """
@@ -7,15 +8,16 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed, State
 
-from infra.records import CycleOutcome, Manifest
+from infra.records import CycleOutcome, Manifest, OwnCode
 from tasks.labels.accounting import Waiting
 from tasks.steps import context as contexts
-from tasks.steps.collect import collect, inspect
+from tasks.steps.collect import LoopState, collect, inspect
 from tasks.steps.context import Context
 from tasks.steps.evaluate import evaluate
 from tasks.steps.hold_out import hold_out
 from tasks.steps.naming import advised
 from tasks.steps.noting import noted
+from tasks.steps.own_code import busy, hold_out_code, name_of_end, read_code, seal_code
 from tasks.steps.register import fail, open_experiment, register, show
 from tasks.steps.reward import fit_keep_estimate, reward
 from tasks.steps.seal import resume, seal
@@ -32,10 +34,16 @@ WHAT_TO_DO = (
 @flow(name="cycle", flow_run_name="cycle", persist_result=False)
 @advised(WHAT_TO_DO)
 @noted("cycle")
-def cycle() -> State | CycleOutcome:
-    """Turn the champion's window of labels into a challenger, or complete the cycle that was killed."""
+def cycle(own_code: OwnCode | None = None) -> State | CycleOutcome:
+    """Turn the champion's window of labels into a challenger, or complete the cycle that was killed.
+
+    Args:
+        own_code: repositories to learn from in place of the labels (`tabloop learn`).
+    """
     context = contexts.load()
     state = inspect(context)
+    if own_code:
+        return learn(context, state, own_code)
     if state.unfinished:
         resumed = resume(context, state.unfinished, flow_run.id or "by hand")
         return complete(context, resumed) if isinstance(resumed, Manifest) else resumed
@@ -54,6 +62,19 @@ def cycle() -> State | CycleOutcome:
     held_out = hold_out(context, validated, rewarded)
     manifest = seal(context, validated, rewarded, held_out, fitted)
     return complete(context, manifest)
+
+
+def learn(context: Context, state: LoopState, own_code: OwnCode) -> State:
+    """Turn own code into a challenger, unless the loop is busy."""
+    if waiting := busy(state):
+        return Completed(name=waiting.state, message=waiting.reason)
+    learned = read_code(context, own_code)
+    if isinstance(learned, Waiting):
+        return Completed(name=learned.state, message=learned.reason)
+    held_out = hold_out_code(context, learned)
+    manifest = seal_code(context, learned, held_out)
+    ended = complete(context, manifest)
+    return Completed(name=name_of_end(ended), message=ended.reason) if isinstance(ended, CycleOutcome) else ended
 
 
 def complete(context: Context, manifest: Manifest) -> State | CycleOutcome:

@@ -138,7 +138,7 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     feedback = FeedbackService(access, recorder)
     status = StatusSources(access, arms, spool, shipper, metrics, StatusData(registry, store), links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
-    feedback_app = create_feedback_app(feedback, metrics, hosts, drain)
+    feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)
     return Parts(metrics, access, redactor, recorder, shipper, follower, completions_app, feedback_app)
 
 

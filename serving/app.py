@@ -8,10 +8,11 @@ from fastapi import FastAPI, Response
 from serving.gateway.browsers import BrowserGuard
 from serving.gateway.completions import Gateway, add_completions
 from serving.gateway.drain import CloseWhileDraining, Drain
-from serving.gateway.errors import add_errors
+from serving.gateway.errors import OtherPort, add_errors, paths_of
 from serving.gateway.feedback import FeedbackService, add_feedback
 from serving.gateway.openapi import HEALTH, DocumentedApp, answers
 from serving.metrics import Metrics
+from serving.status.own_page import add_own_page
 from serving.status.routes import READY, StatusSources, add_status, readiness
 
 
@@ -23,19 +24,24 @@ def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: 
     add_errors(app, status.metrics)
     add_completions(app, gateway)
     add_status(app, status)
+    add_own_page(app, gateway)
     add_feedback(app, feedback)
     return app
 
 
-def create_feedback_app(feedback: FeedbackService, metrics: Metrics, hosts: Collection[str], drain: Drain) -> FastAPI:
+def create_feedback_app(
+    feedback: FeedbackService, metrics: Metrics, hosts: Collection[str], drain: Drain, completions: FastAPI, port: int
+) -> FastAPI:
     """Return the app of the feedback port: feedback, health and readiness, for requests that name one of its hosts.
 
-    It is ready without engines: it accepts events of earlier completions as long as the app runs.
+    It is ready without engines: it accepts events of earlier completions as long as the app runs. A request for a route of the
+    app of completions, which listens on `port`, gets that port's number.
     """
     app = DocumentedApp("tabloop feedback")
     app.add_middleware(BrowserGuard, hosts=hosts, metrics=metrics)
     app.add_middleware(CloseWhileDraining, drain=drain)
-    add_errors(app, metrics)
+    what = f"this is the feedback port; that route is on the completions port, {port} (serving.port)"
+    add_errors(app, metrics, OtherPort(what, paths_of(completions)))
     add_feedback(app, feedback)
 
     @app.get("/health", responses=answers(HEALTH))

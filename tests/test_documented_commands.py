@@ -57,6 +57,8 @@ NOT_RUN = {
     r"make docs": "installs MkDocs; tests/evals/docs/test_docs.py builds the site where it is installed",
     r"tabloop reject.*": "needs a running A/B test; tests/tasks/experiments/test_pausing.py ends one",
     r"tabloop cycle": "trains; tests/flows runs the flow",
+    r"tabloop invite .*": "makes a token once; tests/serving/access/test_invite.py runs it against an app",
+    r"tabloop learn .*": "trains; tests/flows/test_own_code.py runs the flow",
     r"tabloop (compare|evaluate|developers) (?!--help$).+": "takes minutes; tests/evals and tests/tasks/evaluation run the parts",
     r"tabloop (--settings \S+ )?study .*": "takes minutes; tests/evals/studies runs the parts",
     r"tabloop screens( --out infra/docs/assets/screens)?": "needs a finished demo and a browser; see tests/evals/test_screens.py",

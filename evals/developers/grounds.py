@@ -20,10 +20,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 
-from evals.developers.holes import Hole, holes_of
 from tasks.evaluation import positions
 from tasks.evaluation.heldout import held_out_files, site_packages
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column
+from tasks.own_code.holes import Hole, holes_of
 
 Ground = Literal["later", "new", "seen"]
 GROUNDS: tuple[Ground, ...] = get_args(Ground)

@@ -17,9 +17,9 @@ from itertools import accumulate
 
 from evals.developers.draws import Quirks, random_stream
 from evals.developers.grounds import holes_in
-from evals.developers.holes import Hole
 from evals.developers.pause import Developer
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Source
+from tasks.own_code.holes import Hole
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,18 @@
 import sys
 from collections.abc import Sequence
 
-from infra.cli import access, errors, look, loop, measure, project, settings, stack  # noqa: F401, each adds its commands
+from infra.cli import (  # noqa: F401, each adds its commands
+    access,
+    errors,
+    invite,
+    learn,
+    look,
+    loop,
+    measure,
+    project,
+    settings,
+    stack,
+)
 from infra.cli.app import app
 
 __all__ = ["app", "main"]

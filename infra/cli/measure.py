@@ -207,6 +207,24 @@ def recipes(
         return study(settings.load(), Options(recipes or (), seeds or (), users, pauses, update, places, minutes, quick))
 
 
+@study_.command("repositories")
+def repositories(
+    sources: Annotated[list[str], typer.Argument(metavar="DIR|REPOSITORY...", help="repositories, each learnt from alone")],
+    language: Annotated[list[str] | None, typer.Option(help="ending of the files (default: all); may be repeated")] = None,
+    places: Annotated[int, typer.Option(help="most positions to train on; 0: collect.max_samples")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of samples, checkpoints and result.json")] = Path(
+        "var/studies/repositories"
+    ),
+) -> None:
+    """Train on repositories as `tabloop learn` does, and compare each candidate with the base; no stack is needed."""
+    from evals.studies.own_code import study
+    from infra import settings
+    from tasks.own_code.repository import NoCode
+
+    with errors.expected(NoCode):
+        study(settings.load(), sources, language or (), places, out)
+
+
 @study_.command("judged")
 def judged(
     out: Annotated[Path | None, typer.Option(help="folder of samples and checkpoints (default: judged.folder)")] = None,

@@ -30,5 +30,6 @@ from infra.records.looks import Look
 from infra.records.loop import LoopFlow, LoopRun
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
 from infra.records.moves import Change, Move, MoveAnswer, MoveKind, MoveRequest, Shown, State
+from infra.records.own_code import LearnedRepository, OwnCode
 from infra.records.progress import CycleProgress
 from infra.records.versions import VersionDelta

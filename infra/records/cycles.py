@@ -7,6 +7,7 @@ from pydantic import Field
 from infra.records.base import LabelOutcome, ObjectReference, Record
 from infra.records.heldout import HeldOutSet
 from infra.records.measures import MeasuredGroup, ServedVersion
+from infra.records.own_code import LearnedRepository
 
 Bucket = Literal[
     "trained",
@@ -161,6 +162,8 @@ class Manifest(Record):
     this field existed."""
     held_out: tuple[HeldOutSet, ...] = ()
     """The sets that the candidate is scored on; empty in manifests written before this field existed."""
+    learned: tuple[LearnedRepository, ...] = ()
+    """The repositories that the cycle learnt from in place of requests; empty in all other cycles."""
     code: str = ""
     """Version of the code that sealed the cycle (tasks/steps/version.py)."""
     run: str = ""

@@ -36,6 +36,11 @@ class Redactor:
         """Return the text with every secret replaced; without a secret, the same text."""
         return self.redact(Texts(text, (), "", language)).prefix
 
+    def spans(self, text: str, language: str = "") -> list[Span]:
+        """Return where secrets stand in a text, as offsets of their first character and of the one after their last."""
+        searched = _with_lines(Texts(text, (), "", language))
+        return self._spans(searched.prefix, self._form(searched))
+
     def redact(self, texts: Texts) -> Texts:
         """Return the texts within their margins, without the secrets in each of them or across the cursor."""
         searched = _with_lines(texts)

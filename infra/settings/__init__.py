@@ -35,6 +35,7 @@ from infra.settings.sources import (
     ROOT,
     SECRETS_NAME,
     TEAM,
+    TOKENS_NAME,
     Keys,
     SettingsError,
     gather,

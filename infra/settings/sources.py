@@ -20,7 +20,8 @@ SHIPPED = Path(__file__).parent
 TEAM, DEMO, PRODUCTION = (SHIPPED / f"{name}.toml" for name in ("team", "demo", "production"))
 PREFIX = "TABLOOP_"
 FILE_VARIABLE, STATE_VARIABLE = f"{PREFIX}SETTINGS", f"{PREFIX}STACK__STATE"
-SECRETS_NAME = "secrets.toml"
+SECRETS_NAME, TOKENS_NAME = "secrets.toml", "tokens.toml"
+"""Generated secrets of the local stack; beside them the table of developers' tokens, used where serving.token_file is not set."""
 REMEMBERED_NAME, ELSEWHERE_NAME = "started_with.json", "elsewhere.json"
 """In the state directory: what the stack was started with; in the default state directory: the state directory of a stack whose
 file names another one, while it runs."""
@@ -193,14 +194,15 @@ def _fill_secrets(values: dict[str, Any]) -> Iterator[Keys]:
     """Fill in the generated keys and tokens of the local stack (infra/stack/secrets.py) where none is set; yield their keys."""
     state = Path(values.get("stack", {}).get("state", Stack().state))
     secrets = path(state) / SECRETS_NAME
-    if not secrets.exists():
-        return
-    for section, entries in tomllib.loads(secrets.read_text()).items():
+    for section, entries in tomllib.loads(secrets.read_text()).items() if secrets.exists() else ():
         given = values.get(section, {})
         if (name := LOCAL_SERVERS.get(section)) and not _local(given.get(name, getattr(getattr(Settings(), section), name))):
             continue  # another server gets no credential of the local one
         values[section] = {**entries, **given}
         yield from ((section, key) for key in entries if key not in given)
+    if (tokens := path(state) / TOKENS_NAME).exists() and "token_file" not in (serving := values.setdefault("serving", {})):
+        serving["token_file"] = str(tokens)
+        yield "serving", "token_file"
 
 
 def _local(address: str | None) -> bool:

@@ -16,6 +16,8 @@ from infra.stack import prefect_api
 
 TAKEN_SECONDS, POLL_SECONDS = 120.0, 0.2
 """How long a run waits for a worker, and the pause between two looks at its state."""
+BUSY_SECONDS, BUSY_POLL_SECONDS = 90.0, 2.0
+"""How long a run waits for another one of its deployment, and the pause between two tries."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -94,6 +96,24 @@ def wait(
         if watch:
             watch(run)
         time.sleep(POLL_SECONDS)
+
+
+def run_alone(prefect: httpx.Client, flow: str, parameters: dict[str, Any], clock: Callable[[], float]) -> dict[str, Any]:
+    """Run a deployment that refuses a run while another one runs, and return the state in which it ended.
+
+    A refused run is started again for BUSY_SECONDS, since most runs of a schedule find nothing to do and end soon.
+
+    Raises:
+        NotTaken: another run goes on for longer.
+    """
+    deadline = clock() + BUSY_SECONDS
+    while (state := wait(prefect, start(prefect, flow, parameters), clock))["type"] == "CANCELLED":
+        if clock() >= deadline:
+            raise NotTaken(
+                f"another run of {flow} goes on; try again when it has ended (`tabloop exec prefect flow-run ls --limit 3`)"
+            )
+        time.sleep(BUSY_POLL_SECONDS)
+    return state
 
 
 def link(settings: Settings, run: str) -> str:

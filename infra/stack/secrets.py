@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.settings import SECRETS_NAME, Settings, path
+from infra.settings import SECRETS_NAME, TOKENS_NAME, Settings, path
 from infra.stack import files
 
 USER = "tabloop"
@@ -31,8 +31,16 @@ HEAD = """\
 """
 
 
+TOKENS_HEAD = """\
+# Tokens of developers, by their SHA-256: `tabloop invite NAME` adds one, and the app reads this file again within two seconds. To
+# refuse a token, delete its entry.
+"""
+
+
 def ensure(state: Path) -> Path:
-    """Generate the secrets that are missing, and return the file's path."""
+    """Generate the secrets that are missing, and an empty table of developers' tokens; return the path of the secrets."""
+    if not (tokens := state / TOKENS_NAME).exists():
+        files.write(tokens, TOKENS_HEAD)
     file = state / SECRETS_NAME
     known = tomllib.loads(file.read_text()) if file.exists() else {}
     missing = [(section, name) for section, names in GENERATED.items() for name in names if name not in known.get(section, {})]

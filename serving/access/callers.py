@@ -17,6 +17,7 @@ from serving.access.oidc import Issuer
 from serving.access.shared_rates import SharedRates
 
 PROJECT = re.compile(r"[\w.-]{1,64}")
+WRONG_TOKEN = "wrong token: this server has no such token; an administrator makes one by `tabloop invite NAME`"
 PROJECT_RULE = "1 to 64 letters, digits, dots, dashes and underscores"
 
 
@@ -124,7 +125,7 @@ class Access:
         if credential is None and self._issuer and token.count(b".") == 2:
             credential = await self._issuer.verify(token.decode("latin-1"))
         if credential is None:
-            raise Denied(401, "wrong token")
+            raise Denied(401, WRONG_TOKEN)
         credential.require(role)
         credential.admit()  # first, since it refuses a flood without a round trip
         if self._shared_rates:
@@ -147,6 +148,11 @@ class Access:
     def _hashed_name(self, credential: Credential) -> str:
         """Return the keyed hash of a token's name. A token that replaces another keeps its name, and so its history."""
         return keyed_hash(self.user_secret, f"credential:{credential.name}")
+
+    def token_of(self, headers: Mapping[str, str]) -> str:
+        """Return the token of a request that `check` has admitted; empty where a session's password stands for it."""
+        given = password_of(headers.get("authorization", "").encode())
+        return _token(headers).decode() or ("" if self.logins and self.logins.admits(given) else given)
 
     def _password(self, headers: Mapping[str, str]) -> bytes:
         """Return the token that a browser sends as its password; of an administrator's session, the administrator's."""

@@ -1,6 +1,8 @@
 """Error responses in OpenAI's format, counted by status."""
 
 import logging
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -35,8 +37,35 @@ def error_body(message: str, kind: str = "invalid_request_error", parameter: str
     return {"error": {"message": message, "type": kind, "param": parameter, "code": None}}
 
 
-def add_errors(app: FastAPI, metrics: Metrics) -> None:
-    """Answer every error of the app in OpenAI's shape, and count it."""
+@dataclass(frozen=True)
+class OtherPort:
+    """The routes of the app's other port, for clients that mix the two up."""
+
+    what: str
+    """This port, and what goes to the other one, as a clause."""
+    paths: frozenset[str]
+
+
+def paths_of(app: FastAPI) -> frozenset[str]:
+    """Return the paths of an app's routes."""
+    return frozenset(str(getattr(route, "path", "")) for route in app.routes)
+
+
+def hint_of(path: str, own: Collection[str], other: OtherPort | None) -> str:
+    """Return what a client with a wrong address probably meant; empty if that is unknown."""
+    if other and path in other.paths:
+        return f"; {other.what}"
+    if path == "/":
+        return ""
+    longer = sorted((each for each in own if each.endswith(path)), key=len)
+    shorter = sorted((each for each in own if len(each) > 1 and path.endswith(each)), key=len, reverse=True)
+    if not (near := [*longer, *shorter]):
+        return ""
+    return f"; did you mean {near[0]}? The address in the client's configuration has a part too many or too few"
+
+
+def add_errors(app: FastAPI, metrics: Metrics, other: OtherPort | None = None) -> None:
+    """Answer every error of the app in OpenAI's shape, and count it; `other` is the other port, if clients mix the two up."""
 
     def error(status: int, message: str, kind: str, parameter: str | None = None, **headers: str) -> JSONResponse:
         metrics.refused.labels(status).inc()
@@ -76,7 +105,9 @@ def add_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(404)
     async def unknown_route(request: Request, cause: Exception) -> Response:
-        return error(404, f"{request.method} {request.url.path}: no such route", "invalid_request_error")
+        path = request.url.path
+        hint = hint_of(path, paths_of(app), other)
+        return error(404, f"{request.method} {path}: no such route{hint}", "invalid_request_error")
 
     @app.exception_handler(405)
     async def wrong_method(request: Request, cause: HTTPException) -> Response:

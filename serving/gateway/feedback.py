@@ -113,6 +113,7 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
             client = dialect.name or client_name(request.headers)
             caller = service.access.caller(request.headers, credential, body.get("user"), client, partial(service.named, event))
             matched = service.matches(event, caller)
+            service.recorder.received.add(caller.user, caller.client, service.clock(), matched=matched)
             key = (caller.project, caller.user, event.client_id, event.outcome)
             if not (form.once and key in recent):
                 record_id = await service.store(event, caller)

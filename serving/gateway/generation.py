@@ -38,6 +38,9 @@ class CompletionRequest:
     """Path of the file, as sent; never recorded. Empty if the request does not name it."""
 
 
+NOT_READY = "no engine is ready; try again"
+
+
 class Unavailable(RuntimeError):
     """No engine can serve the request now."""
 
@@ -160,7 +163,7 @@ class Generation:
         self._route = None
         if refusal:
             raise Unservable("every engine refuses this request: send less code around the cursor") from refusal
-        raise Unavailable("no engine is ready; try again")
+        raise Unavailable(NOT_READY)
 
     def record(self) -> Completion | None:
         """Return the event; none if no engine took the request."""

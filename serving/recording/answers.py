@@ -12,8 +12,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from infra.model.past_acceptance import Counted, PastAcceptance
-from infra.model.verdicts import is_accepted, strength
-from infra.records import Feedback
+from infra.model.verdicts import STRENGTH, is_accepted, strength
+from infra.records import Feedback, Outcome
 from serving.recording.served import Served, ServedRequest
 
 MOST = 20_000
@@ -68,6 +68,12 @@ class Answers:
         for remembered in (self._impressions, self._completions):
             if len(remembered) > MOST:
                 remembered.popitem(last=False)
+
+    def of(self, completion_id: str) -> Outcome | None:
+        """Return what became of a completion, the strongest of its events that is no cache hit; None if none came."""
+        answered = self._completions.get(completion_id)
+        impressions = [each for each in answered.impressions.values() if not each.cache_hit] if answered else []
+        return STRENGTH[max(each.strongest for each in impressions)] if impressions else None
 
     def ended(self, request: ServedRequest | None) -> None:
         """Take a completion out of the counts if its answer came before its end, and its end shows that it does not count."""

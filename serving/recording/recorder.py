@@ -13,6 +13,7 @@ from serving.recording.answers import Answers
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import TooManyTexts
 from serving.recording.opt_outs import OptOuts
+from serving.recording.received import ReceivedEvents
 from serving.recording.served import Served
 from serving.recording.spool import Spool, SpoolFull
 
@@ -31,8 +32,9 @@ class Recorder:
         self.spool = spool
         self.opt_outs = opt_outs
         self.served = Served()
+        self.received = ReceivedEvents()
         self.acceptance = PastAcceptance()
-        self._answers = Answers(self.served, self.acceptance, join_seconds)
+        self.answers = Answers(self.served, self.acceptance, join_seconds)
         self.metrics = metrics
         self._redactor = redactor
         self._writing: set[asyncio.Task[None]] = set()
@@ -44,7 +46,7 @@ class Recorder:
         It is on the disk before any later feedback is acknowledged. If the spool refuses it, it is lost, counted and logged.
         """
         self.metrics.completed(row)
-        self._answers.ended(self.served.ended(row))
+        self.answers.ended(self.served.ended(row))
         if row.opted_out:
             self._write(without_text(row))
         elif not self._redactor.is_long(row):
@@ -91,7 +93,7 @@ class Recorder:
             written = self._redactor.redact(row)
         await self.spool.append(written)
         if not held:
-            self._answers.add(row)
+            self.answers.add(row)
         self.metrics.feedback_received(row)
 
     async def settle(self) -> None:
@@ -123,6 +125,7 @@ class Recorder:
 
     def _write(self, row: Completion) -> None:
         self.metrics.redacted.inc(row.redacted)
+        self.served.recorded(row)
 
         def synced(on_disk: asyncio.Future[None]) -> None:
             if error := on_disk.exception():

@@ -41,6 +41,13 @@ class ServedRequest:
     """The completion; None until it ends, and where nothing of it may be remembered."""
     counted: bool = True
     """Whether its answer counts in the past acceptance."""
+    client: str = ""
+    opted_out: bool = False
+    """Whether it is recorded without text."""
+    shown: bool = False
+    """Whether it ended with text that was shown."""
+    redacted: bool = False
+    """Whether a secret was removed from its text."""
 
 
 class Served:
@@ -57,6 +64,7 @@ class Served:
         """Remember a request, before its response."""
         place = (_suffix(suffix), len(prefix), _end(prefix))
         request = ServedRequest(completion_id, caller.credential, caller.project, caller.user, place, arrived)
+        request.client, request.opted_out = caller.client, caller.opted_out
         self._by_id[completion_id] = request
         for key in _keys(request):
             self._by_suffix.setdefault(key, []).append(request)
@@ -77,7 +85,17 @@ class Served:
         if (request := self._by_id.get(row.id)) is not None:
             request.text = None if row.opted_out else row.text
             request.counted = not (row.opted_out or row.exploring or row.pinned)
+            request.shown = not row.withheld and bool(row.text.strip())
         return request
+
+    def recorded(self, row: Completion) -> None:
+        """Remember whether a secret was removed from a request's text."""
+        if (request := self._by_id.get(row.id)) is not None:
+            request.redacted = row.redacted
+
+    def of_user(self, user: str) -> list[ServedRequest]:
+        """Return the requests of a user, in all projects, the latest first."""
+        return [request for request in reversed(self._by_id.values()) if request.user == user]
 
     def named(self, named: Named, completion_id: str, prefix: str, suffix: str) -> Named:
         """Return what an event names, with the user and the project of its completion where it names none.

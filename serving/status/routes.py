@@ -26,6 +26,7 @@ from infra.pages.experiment_view import duration
 from serving.access import Access, Denied
 from serving.gateway.drain import Drain
 from serving.gateway.errors import BadRequest
+from serving.gateway.generation import NOT_READY, Unavailable
 from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, DocumentedApp, answers, object_schema, optional
 from serving.metrics import Metrics, SlotState, SpoolState
 from serving.recording.shipping import Shipper
@@ -77,7 +78,12 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     headers = _add_page(app, sources)
 
     @app.get("/health", responses=answers(HEALTH))
-    async def health() -> Any:
+    async def health(request: Request) -> Any:
+        # A supervisor asks without a token, and whether the process lives. With one it is an editor's probe, as llama.vscode's.
+        if request.headers.get("authorization"):
+            await sources.access.check(request.headers, "complete", password=True)
+            if not _ready(sources):
+                raise Unavailable(NOT_READY)
         return {"status": "ok"}
 
     @app.get("/ready", responses=answers(READY, 200, 503))
@@ -105,7 +111,7 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
 def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
     """Add the page, its parts that change, its script and its login; return the headers of the pages."""
     source = (FOLDER / "status.html").read_text().replace("/* charts */", charts.STYLE)
-    environment, headers = _environment(), security_headers(source)
+    environment, headers = page_environment(), security_headers(source)
     page = environment.from_string(source)
     top, live = (environment.from_string((FOLDER / name).read_text()) for name in ("head.html", "live.html"))
     script = (FOLDER / "status.js").read_bytes()
@@ -244,7 +250,8 @@ def _ago(seconds: float) -> str:
     return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """Return the environment of the pages' templates, with the filters that they share."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

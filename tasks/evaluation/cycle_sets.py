@@ -27,6 +27,7 @@ def prepare(
     own: Hashes,
     ancestry: Sequence[Manifest],
     hashes_of: HashesOf,
+    own_code: Sequence[Places] = (),
 ) -> tuple[HeldOutSet, ...]:
     """Write the sets that the settings name, and return them for the cycle's manifest.
 
@@ -34,6 +35,7 @@ def prepare(
         team: makes the team's own set, given its settings and the number of places.
         own: shingles of the cycle's own samples, sorted.
         ancestry: manifests of the cycles that made the parent and its ancestors, newest first.
+        own_code: further sets, of the files that the cycle holds out of the code that it learns from.
     """
     written = []
     for wanted in settings.sets:
@@ -41,6 +43,9 @@ def prepare(
         found = team(wanted, wanted.places or settings.samples) if is_team else build(wanted, settings)
         # The team's text is stored with its cycle, where forgetting and retention find it.
         reference = sets.write(store, found, cycles.key(cycle).rstrip("/") if is_team else sets.FOLDER)
+        written.append(_compared(reference, found, own, ancestry, hashes_of))
+    for found in own_code:
+        reference = sets.write(store, found, cycles.key(cycle).rstrip("/"))
         written.append(_compared(reference, found, own, ancestry, hashes_of))
     return tuple(written)
 

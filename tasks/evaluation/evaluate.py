@@ -11,6 +11,7 @@ from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, gate_candidate
+from tasks.evaluation.heldout.sets import FOLDER
 from tasks.evaluation.judge.calibration import Calibration
 from tasks.evaluation.metrics.intervals import estimate, estimates
 from tasks.evaluation.models.base import Models
@@ -208,7 +209,7 @@ def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_ou
 
     The team's text is stored only in its set, where `forget` finds it.
     """
-    hidden = {(one.name, place.id) for one in held_out for place in one.scored if place.user}
+    hidden = {(one.name, place.id) for one in held_out for place in one.scored if place.user or one.folder != FOLDER}
 
     def rows(scores: Sequence[PositionScore]) -> list[dict[str, Any]]:
         return [asdict(replace(s, completion="", truth="") if (s.set, s.id) in hidden else s) for s in scores]

@@ -151,11 +151,13 @@ def ancestry(store: ObjectStore, versions: Lineage, parent: str, oldest: float) 
 def others_since(store: ObjectStore, manifests: Sequence[Manifest], since: float) -> list[Manifest]:
     """Return the manifests of the sealed cycles that read requests after a time and are not of the ancestry, newest first.
 
-    Without those that were abandoned: their labels taught nothing.
+    Without those that were abandoned: their labels taught nothing; nor those of own code, which read no requests.
     """
     own, found = {manifest.cycle for manifest in manifests}, list[Manifest]()
     for cycle in reversed(cycles.sealed(cycles.index(store))):
         manifest = manifest_of(store, cycle)
+        if manifest.learned:
+            continue
         if manifest.until <= since:
             break
         outcome = store.find(cycles.key(cycle, cycles.OUTCOME), CycleOutcome)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from prefect.logging import get_run_logger
 
 from infra.records import CycleOutcome, Manifest
+from infra.settings.collect import Collect
 from infra.settings.training import Train
 from infra.storage import cycles
 from tasks.labels.shares import weight_shares
+from tasks.own_code.code import project_share
 from tasks.steps.context import Context
 from tasks.steps.seal import end
 from tasks.steps.step import IO_RETRIES, attempt_to_show, note_progress, step
@@ -30,7 +32,7 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     """Make one update of the parent's checkpoint, in the trainer's own processes."""
     store, settings, logger = context.store, context.settings, get_run_logger()
     sealed = cycles.settings_of(store, manifest.cycle, settings)
-    inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares(sealed.collect))
+    inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares_of(manifest, sealed.collect))
     parent, folder = context.checkpoint(manifest.parent), context.folder(manifest.cycle)
     note = noting(context, time.monotonic)
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as log_step:
@@ -59,6 +61,13 @@ def noting(context: Context, clock: Callable[[], float]) -> Callable[[str], None
             note_progress(context, float(found[1]), float(found[2]))
 
     return take
+
+
+def weight_shares_of(manifest: Manifest, settings: Collect) -> dict[str, float]:
+    """Return the largest share of the update's weight by the field that names the group; of own code, nobody is its user."""
+    if not manifest.learned:
+        return weight_shares(settings)
+    return {"project": project_share(len(manifest.learned), settings)}
 
 
 def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:

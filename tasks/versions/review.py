@@ -195,6 +195,9 @@ def _data(found: Facts) -> str:
     rows = account_rows(manifest.buckets, manifest.quarantined, manifest.requests)
     counts = ", ".join(f"{row['requests']} {row['bucket']} ({row['share']})" for row in rows[:-1])
     text = f"Data: {manifest.requests} requests, each once: {counts}. {manifest.samples.rows} rows of training data."
+    if manifest.learned:
+        read = ", ".join(f"{each.name}{f' at {each.revision[:12]}' if each.revision else ''}" for each in manifest.learned)
+        text = f"Data: own code of {read}. {manifest.samples.rows} positions of training data."
     if steps := training.get("steps"):
         text += (
             f" {len(steps)} steps; mean reward {training['mean_reward']:.4f}; last step: KL {steps[-1]['kl']:.5f}, "

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from evals.developers.alternatives import alternative
 from evals.developers.draws import Quirks, draws_at, random_stream, taste_of
-from evals.developers.holes import holes_of
 from evals.developers.people import Attention, People, Sight, kept_of, keystrokes, opinion_of, reading_seconds, seconds_saved
 from evals.developers.plausible import plausible, quality
 from evals.developers.sessions import Draft
 from evals.developers.taste import Opinion
 from evals.developers.writer import Reaction
 from tasks.evaluation.positions import Source
+from tasks.own_code.holes import holes_of
 from tests.evals.test_taste import PLAIN
 from tests.evals.test_writers import SOURCE, Asked, session_of
 

@@ -13,11 +13,11 @@ from evals.developers import Developer, Quirks, Schedule
 from evals.developers.draws import taste_of
 from evals.developers.editor import prompt_context
 from evals.developers.grounds import holes_in
-from evals.developers.holes import holes_of
 from evals.developers.pause import Pause
 from evals.developers.sessions import Draft, Patch, Segment, Session
 from evals.developers.writer import Reaction, Writer
 from tasks.evaluation.positions import Code, Source
+from tasks.own_code.holes import holes_of
 
 TEXT = "".join(
     f'''import module_{i}

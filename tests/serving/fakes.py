@@ -359,7 +359,8 @@ class House:
         self.drain = drain = Drain(self.settings.drain)
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
-        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts, drain))
+        port = self.settings.port
+        self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts, drain, completions_app, port))
         self.connections = make_connections(self.settings.limits, self.metrics)
         closing = asyncio.create_task(self.connections.close_expired())
         self.exit_stack.callback(closing.cancel)

@@ -24,7 +24,7 @@ from serving.gateway.dialects.base import (
     short,
 )
 from serving.gateway.errors import BadRequest
-from serving.gateway.generation import CompletionRequest, Generation
+from serving.gateway.generation import NOT_READY, CompletionRequest, Generation, Unavailable
 from serving.gateway.openapi import FLAG, NULL, SECURITY, STOP, TEXT, USER, answer_schema, answers, object_schema, optional
 
 OWN_SAMPLING = "the server samples with its own settings (serving.sampling), and training relies on them"
@@ -170,6 +170,8 @@ def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
     @app.get("/v1/models", responses=answers(MODELS), openapi_extra=SECURITY)
     async def models(request: Request) -> Any:
         await access.check(request.headers, "complete")
+        if not model.ready():
+            raise Unavailable(NOT_READY)
         return {"object": "list", "data": [{"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}]}
 
     async def chat(request: Request) -> Response:

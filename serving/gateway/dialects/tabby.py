@@ -23,7 +23,7 @@ from serving.gateway.dialects.base import (
     read_text,
 )
 from serving.gateway.errors import BadRequest
-from serving.gateway.generation import CompletionRequest, Generation, Unavailable
+from serving.gateway.generation import NOT_READY, CompletionRequest, Generation, Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, USER, answer_schema, answers, object_schema, optional
 
 SEGMENTS = object_schema(("prefix",), prefix=TEXT, suffix=optional(TEXT), filepath=optional(TEXT))
@@ -81,7 +81,7 @@ def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
         if request.headers.get("authorization"):
             await access.check(request.headers, "complete")
         if not model.ready():
-            raise Unavailable("no engine is ready; try again")
+            raise Unavailable(NOT_READY)
         version = {"build_date": "", "build_timestamp": "", "git_sha": "", "git_describe": "tabloop"}
         return {
             "model": model.name,

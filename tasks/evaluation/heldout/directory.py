@@ -58,7 +58,7 @@ def places(settings: HeldOut, root: Path, count: int) -> Places:
             f"which {dict(left_out)} were left out; expected at least one file. Name a folder with more code, or raise share = "
             f"{settings.share:g}"
         )
-    drawn, short = _draw(kept, settings, count)
+    drawn, short = draw(kept, settings, count)
     left_out["short"] = short
     if len(drawn) < count:
         raise TooLittleCode(
@@ -104,7 +104,7 @@ def without_copies(scored: Sequence[Source], others: Sequence[Source]) -> tuple[
     return kept, left_out
 
 
-def _draw(sources: Sequence[Source], settings: HeldOut, count: int) -> tuple[tuple[Position, ...], int]:
+def draw(sources: Sequence[Source], settings: HeldOut, count: int) -> tuple[tuple[Position, ...], int]:
     """Return distinct positions, at most `count`, and how many were too short."""
     code, rng = Code(sources), random.Random(f"directory/{settings.key}/{settings.seed}")
     found: dict[tuple[str, int], Position] = {}

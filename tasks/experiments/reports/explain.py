@@ -77,9 +77,11 @@ def _cycle(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
 
 def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
     buckets = ", ".join(f"{count} {bucket}" for bucket, count in manifest.buckets.items() if count)
+    requests = f"{manifest.requests} requests from {when(manifest.since)} to {when(manifest.until)}: {buckets}"
+    code = [f"own code of {each.name}: {each.places} positions in {each.files} files" for each in manifest.learned]
     return [
         f"data set {cycles.dataset_id(store, manifest.cycle)}",
-        f"{manifest.requests} requests from {when(manifest.since)} to {when(manifest.until)}: {buckets}",
+        *(code or [requests]),
         f"{manifest.samples.rows} samples in {store.uri(manifest.samples.key)}",
     ]
 

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from infra.identity import user_hash
 from infra.settings.schema import OpenIDConnect
 from serving.access import Denied
+from serving.access.callers import WRONG_TOKEN
 from serving.access.oidc import MAX_CHARACTERS, RETRY_SECONDS, Issuer, IssuerKeys
 from tests.serving.apps import aiohttp_app
 from tests.serving.fakes import House
@@ -109,7 +110,7 @@ async def test_the_subject_is_the_user_on_both_ports(tmp_path: Path, tokenizer: 
 async def test_without_an_issuer_its_tokens_are_wrong(house: House) -> None:
     token = Team().token(iss="https://login.example")
     answer = await house.complete(headers={"Authorization": f"Bearer {token}"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (401, "wrong token")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (401, WRONG_TOKEN)
 
 
 @pytest.mark.parametrize(

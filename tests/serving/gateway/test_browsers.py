@@ -20,7 +20,18 @@ from tests.serving.helpers import ADMINISTRATOR, AN_EDITOR
 EVENT = {"completion_id": "c", "outcome": "accepted"}
 PASSWORD = {"Authorization": "Basic " + base64.b64encode(f"me:{ADMIN}".encode()).decode()}
 FOREIGN_HOSTS = ("evil.example", "evil.example:8081", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "10.0.0.1")
-GETS = ("/", "/health", "/ready", "/metrics", "/admin/status", "/openapi.json", "/v1/models", "/v1/health", "/no-such-route")
+GETS = (
+    "/",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/admin/status",
+    "/openapi.json",
+    "/v1/models",
+    "/v1/health",
+    "/me",
+    "/no-such-route",
+)
 PIECES = ("localhost", "127.0.0.1", "[::1]", "evil.example", ":", "@", "/", "?", "#", "\\", "%", ".", " ", "\t", "8081", "[", "]")
 """Of Host headers."""
 METHODS = (

@@ -1,4 +1,4 @@
-"""Holes of a file: the functions and blocks that a developer has yet to write.
+"""Holes of a file: the functions and blocks that a developer has yet to write, in any language.
 
 A hole covers whole lines: a function or method with its decorators, or a run of lines between blank lines outside functions. In a
 file that Python cannot parse, each run of lines between blank lines is a hole.

@@ -1,0 +1,97 @@
+"""What a cycle of own code learns: a repository's candidate against the base on its held-out files, through the offline gate.
+
+The samples, the update and the gate are those of `tabloop learn` (tasks/own_code); completions come from transformers in this
+process, so that no stack is needed.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evals.base_model import update
+from evals.compare.in_process import InProcess
+from infra import settings as configuration
+from infra.redaction.redactor import Redactor
+from infra.settings import Settings
+from tasks.evaluation.gate.verdict import gate_candidate
+from tasks.evaluation.heldout import sets
+from tasks.evaluation.heldout.build import build
+from tasks.evaluation.models.completions import set_of
+from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
+from tasks.own_code import code, repository
+from tasks.own_code.code import LearnedCode
+from tasks.own_code.report import Report, gains
+from tasks.trainer.job import CHECKPOINT_NAME
+from tasks.trainer.run import write_job
+
+RESULT, DONE = "result.json", "trained.json"
+"""The reports, and the job of an update that has ended: a second call with the same samples does not train again."""
+
+
+def study(
+    settings: Settings,
+    sources: Sequence[str],
+    languages: Sequence[str],
+    places: int,
+    out: Path,
+    say: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """Learn from each repository alone, print its report and write result.json; return the reports.
+
+    Args:
+        languages: endings of files; empty: all.
+        places: most positions to train on; 0: collect.max_samples.
+        out: folder of clones, samples and checkpoints.
+
+    Raises:
+        NoCode: a source has no code of these languages.
+    """
+    found = []
+    for source in sources:
+        read = repository.read(source, languages, out / "clones")
+        found.append(_learn(settings, read, places or settings.collect.max_samples, out / read.name, say))
+        (out / RESULT).write_text(json.dumps(found, indent=2))
+    return found
+
+
+def _learn(
+    settings: Settings, read: repository.Repository, count: int, folder: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    settings, base = code.training_settings(settings), configuration.path(settings.model.base)
+    renderer = update.renderer_of(base, settings.model)
+    learned = code.learn([read], [""], settings, renderer, Redactor(), "0", count)
+    folder.mkdir(parents=True, exist_ok=True)
+    samples = folder / "samples.parquet"
+    job = write_job(folder, base, samples, "0", settings.train)
+    if trained_on(folder) == (learned.samples, job.read_text()):
+        candidate = folder / CHECKPOINT_NAME
+    else:
+        samples.write_bytes(learned.samples)
+        candidate = update.train(job, settings.train)
+        (folder / DONE).write_text(job.read_text())
+    scored, verdict = _scored(settings, learned, base, candidate)
+    rows = {name: [asdict(row) for row in scores.by_position] for name, scores in scored.scores.items()}
+    evaluation: Mapping[str, Any] = {"positions": rows["candidate"], "champion_positions": rows["champion"]}
+    report = Report(read.name, learned.repositories, tuple(gains(evaluation)), verdict, None)
+    say("\n".join(report.lines()))
+    return report.values()
+
+
+def trained_on(folder: Path) -> tuple[bytes, str] | None:
+    """Return the samples and the job of the checkpoint in a folder; None where no update has ended."""
+    done = folder / DONE
+    return ((folder / "samples.parquet").read_bytes(), done.read_text()) if done.exists() else None
+
+
+def _scored(settings: Settings, learned: LearnedCode, base: Path, candidate: Path) -> tuple[ScoredModels, str]:
+    """Return the scores of both models on the settings' sets and on the held-out files, and the gate's verdict."""
+    asked = [build(wanted, settings.evaluate) for wanted in settings.evaluate.sets if wanted.kind != "team"]
+    places = [set_of([sets.position_of(place) for place in one.places], one.name) for one in (*asked, *learned.held_out)]
+    sampling = settings.serving.sampling
+    contestants = {"champion": Contestant(base, sampling), "candidate": Contestant(candidate, sampling)}
+    scored = score_models(contestants, places, settings, InProcess(settings.model))
+    ours, theirs = (scored.scores[name].by_position for name in ("candidate", "champion"))
+    result = gate_candidate(ours, theirs, settings.evaluate.gate, judge_counts=scored.calibration.counts)
+    return scored, f"{result.verdict}: {result.reason}"

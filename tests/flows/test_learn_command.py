@@ -1,0 +1,120 @@
+"""`tabloop learn`: it starts the cycle of own code, waits while another run goes on, and ends with 0 only if it was learnt."""
+
+import itertools
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra import cli
+from infra.cli import errors
+from infra.records import CycleOutcome, LearnedRepository
+from infra.stack import flow_runs
+from tasks.own_code.report import report
+from tests.tasks.made import MemoryStore, manifest
+
+SHOP = LearnedRepository(
+    name="shop",
+    source="/srv/shop",
+    revision="",
+    files=8,
+    held_out_files=2,
+    places=400,
+    left_out={"secret": 3},
+    languages={"py": 400},
+)
+
+
+def row(number: int, exact: bool, silent: float | None = None) -> dict:
+    """Return a place of evaluation.json, without its hidden texts."""
+    numbers = {"exact": exact, "edit_similarity": 0.5 + 0.5 * exact, "matching_characters": 4 * exact}
+    return {"set": "own-shop", "file": f"lib/{number % 6}.py", **numbers, "measured": {"silent": silent}}
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    """A store with a cycle of own code that passed: of 60 places 30 were right, and 36 are; ten more ask for silence."""
+    store = MemoryStore()
+    cycle = "cycle-000001"
+    store.put_json(f"cycles/{cycle}/manifest.json", manifest(cycle).model_copy(update={"learned": (SHOP,)}))
+    ended = CycleOutcome(cycle=cycle, result="registered", reason="version 2 is the challenger", version="2", experiment="e")
+    store.put_json(f"cycles/{cycle}/outcome.json", ended)
+    silent = [row(number, False, 1.0) for number in range(10)]
+    evaluation = {
+        "verdict": "passed",
+        "reason": "within the margins of 12 guardrails",
+        "positions": [*(row(number, number < 36) for number in range(60)), *silent],
+        "champion_positions": [*(row(number, number < 30) for number in range(60)), *silent],
+    }
+    store.put_json(f"cycles/{cycle}/evaluation.json", evaluation)
+    monkeypatch.setattr("infra.storage.store.ObjectStore.connect", lambda settings: store)
+    return store
+
+
+def prefect(monkeypatch: pytest.MonkeyPatch, *ends: dict[str, str]) -> list[dict]:
+    """Replace Prefect's server by one whose runs end in these states, the last one again and again; return their parameters."""
+    asked: list[dict] = []
+    states = itertools.chain(ends, itertools.repeat(ends[-1]))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("create_flow_run"):
+            asked.append(json.loads(request.content)["parameters"])
+            return httpx.Response(201, json={"id": "r"})
+        if "deployments/name" in request.url.path:
+            return httpx.Response(200, json={"id": "d"})
+        return httpx.Response(200, json={"state": next(states)})
+
+    client = httpx.Client(base_url="http://prefect/api", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("infra.stack.prefect_api.connect", lambda settings: client)
+    monkeypatch.setattr(flow_runs, "BUSY_POLL_SECONDS", 0)
+    return asked
+
+
+LEARNED = {"type": "COMPLETED", "name": "Learned", "message": "version 2 is the challenger"}
+CANCELLED = {"type": "CANCELLED", "name": "Cancelled"}
+
+
+def test_the_result_is_printed_with_intervals_and_the_next_command(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = prefect(monkeypatch, CANCELLED, CANCELLED, LEARNED)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()
+    assert cli.main(["learn", "shop", "--language", ".py", "--places", "500"]) == errors.DONE
+    own_code = {"sources": [str(tmp_path / "shop")], "languages": ["py"], "places": 500}
+    assert asked == [{"own_code": own_code}] * 3, "a run of the schedule ends soon"
+    out = capsys.readouterr().out
+    assert "shop: 400 positions in 8 files (py 400); 2 files held out; left out: 3 secret" in out
+    assert "shop, whole line right: 0.5 -> 0.6, +0.1 [" in out and "at 60 places of 6 held-out files" in out
+    assert "offline gate: passed" in out and "`tabloop promote 2`" in out
+
+
+def test_the_result_is_the_same_as_json(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefect(monkeypatch, LEARNED)
+    assert cli.main(["learn", "git@host.example:shop.git", "--json"]) == errors.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "Learned" and found["cycle"] == json.loads(json.dumps(report(store, "cycle-000001").values()))
+    gain = found["cycle"]["gains"][0]
+    assert gain["difference"] == pytest.approx(0.1) and gain["low"] < 0.1 < gain["high"]
+
+
+@pytest.mark.parametrize("name", ["NoCode", "TooFewPlaces", "ExperimentRunning", "NotLearned"])
+def test_a_run_that_learnt_nothing_ends_with_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    prefect(monkeypatch, {"type": "COMPLETED", "name": name, "message": "the reason"})
+    assert cli.main(["learn", "shop"]) == errors.NO
+    out = capsys.readouterr().out
+    assert f"{name}: the reason" in out and "promote" not in out
+
+
+def test_a_cycle_that_goes_on_is_named(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefect(monkeypatch, CANCELLED)
+    monkeypatch.setattr(flow_runs, "BUSY_SECONDS", 0)
+    assert cli.main(["learn", "shop"]) == errors.NOT_READY
+    assert "another run of cycle goes on; try again when it has ended" in capsys.readouterr().err
