@@ -78,7 +78,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
         calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
-        steps=[Step(reward=step["reward"], kl=step["kl"]) for step in training.get("steps", [])],
+        steps=[Step(**{name: step.get(name) for name in Step.model_fields}) for step in training.get("steps", [])],
         **decided,
     )
 

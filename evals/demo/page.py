@@ -115,8 +115,14 @@ def _training(rows: Sequence[CycleRow]) -> list[Chart]:
     steps = [(f"{_short(row.cycle)}, step {number}", step) for row in rows for number, step in enumerate(row.steps, 1)]
     if steps:
         groups = [(_short(row.cycle), len(row.steps)) for row in rows if row.steps]
-        drawn.append(_curve("Mean reward by step of the update", [(name, step.reward) for name, step in steps], groups))
-        drawn.append(_curve("KL from the policy before, per token, by step", [(name, step.kl) for name, step in steps], groups))
+        for title, values in (
+            ("Cross-entropy of the settled text, nats per token, by step", [step.settled_loss for _, step in steps]),
+            ("Mean reward of served and drawn actions, by step of the update", [step.reward for _, step in steps]),
+            ("KL of their tokens from the policy before, per token, by step", [step.kl for _, step in steps]),
+        ):
+            known = [(name, value) for (name, _), value in zip(steps, values, strict=True) if value is not None]
+            if known:
+                drawn.append(_curve(title, known, groups if len(known) == len(steps) else []))
     return drawn
 
 

@@ -90,10 +90,12 @@ class Exploration(Record):
 class Step(Record):
     """One step of the optimizer."""
 
-    reward: float
-    """Mean reward of its samples."""
-    kl: float
+    reward: float | None = None
+    """Mean reward of its served and drawn actions; none where only written text teaches, as the next."""
+    kl: float | None = None
     """Estimate of the divergence from the policy it began with, per token (tasks/trainer/job.py)."""
+    settled_loss: float | None = None
+    """Mean cross-entropy of its settled text, in nats per token; none without any, and in older reports."""
 
 
 class CycleRow(Record):

@@ -168,7 +168,8 @@ def _metrics(number: int, step: StepMetrics, seconds: float) -> "list[Metric]":
     from mlflow.entities import Metric
 
     figures: dict[str, Any] = step.model_dump()
-    return [Metric(f"step.{k}", float(v), int(seconds * 1000), number) for k, v in figures.items() if math.isfinite(v)]
+    known = {name: float(value) for name, value in figures.items() if value is not None and math.isfinite(value)}
+    return [Metric(f"step.{name}", value, int(seconds * 1000), number) for name, value in known.items()]
 
 
 def _log(client: "MlflowClient", run: str, metrics: "Sequence[Metric]") -> None:

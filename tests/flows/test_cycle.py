@@ -16,8 +16,8 @@ from infra.settings.evaluation import MARGINS, UNSET
 from infra.settings.schema import Gate, Groups
 from infra.storage.store import sha256
 from tasks.evaluation.evaluate import EvaluationBroken
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.evaluation.models.engine import EngineAway
-from tasks.evaluation.models.generation import SampledCompletion
 from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from infra.settings.schema import Groups, Reward, Train
-from tasks.evaluation.models.generation import SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.rewards.acceptance import fit
 from tasks.rewards.reward import NOTHING
 from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, draw

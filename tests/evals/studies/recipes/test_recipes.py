@@ -24,7 +24,7 @@ from infra.records import Sample
 from infra.settings import Settings
 from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation import positions
-from tasks.evaluation.models.generation import SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.fit import Unfitted
 from tasks.showing.labels import LabelledCompletion
 from tasks.trainer.job import Job
