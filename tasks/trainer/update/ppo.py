@@ -99,6 +99,13 @@ class UpdateResult:
         self.notes.append(text)
         log.info(text)
 
+    def take(self, metrics: StepMetrics, bounded: float, samples: Sequence[int], name: str) -> None:
+        """Count a step that was taken, and log its metrics."""
+        log.info("%s: %s", name, metrics.model_dump_json(exclude_none=True))
+        self.steps.append(metrics)
+        self.bounded += bounded
+        self.trained.update(samples)
+
 
 def update(
     model: TrainedModel, samples: Sequence[Sample], job: Job, policies: FixedPolicies, scale: LogitScale, peak: float = 0.0
@@ -137,9 +144,12 @@ def update(
         totals = accumulated(step)
         if drift := safety.drift(totals, job.max_kl):
             scale.drop_gradient()
-            rest = "the written text alone is trained on" if settled else "the other steps are left out"
-            result.note(f"step {number} and on: {drift}, {rest}")
             samples = [without(sample, sampled=True, settled=False) for sample in samples]
+            goes_on = any(_teaches(sample, settled) for sample in samples)
+            rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
+            result.note(f"step {number} and on: {drift}, {rest}")
+            if not goes_on:
+                break
             if len(step := taught_at(numbers)) < ranks:
                 continue
             totals = accumulated(step)
@@ -147,18 +157,13 @@ def update(
             scale.drop_gradient()
             result.note(f"step {number} refused: {reason}")
             continue
-        norm = model.apply(learning_rate(job, number, len(steps)))
+        rate, trained = learning_rate(job, number, len(steps)), [i for place in step for i in place]
+        norm = model.apply(rate)
         scale.step(totals.sums.tokens + totals.sums.settled_tokens)
-        rows = [samples[i] for place in step for i in place]
-        readings = {
-            **{"gradient_norm": norm, "logit_scale": scale.factor, "learning_rate": learning_rate(job, number, len(steps))},
-            **_speed(model, rows, job, time.perf_counter() - start, time.process_time() - cpu_start, peak),
-        }
-        metrics = reports.metrics(totals, rows, job, readings)
-        log.info("step %d of %d: %s", number, len(steps), metrics.model_dump_json(exclude_none=True))
-        result.steps.append(metrics)
-        result.bounded += totals.sums.bounded
-        result.trained.update(i for place in step for i in place)
+        rows, seconds, cpu_seconds = [samples[i] for i in trained], time.perf_counter() - start, time.process_time() - cpu_start
+        readings = {"gradient_norm": norm, "logit_scale": scale.factor, "learning_rate": rate}
+        readings |= _speed(model, rows, job, seconds, cpu_seconds, peak)
+        result.take(reports.metrics(totals, rows, job, readings), totals.sums.bounded, trained, f"step {number} of {len(steps)}")
     if not result.steps:
         raise safety.HarmfulUpdate(f"no step was taken; {'; '.join(result.notes[:3])}")
     return result

@@ -86,14 +86,9 @@ def test_kinds_that_do_not_teach_are_members_of_no_group() -> None:
 
 def test_a_user_has_the_share_of_served_and_drawn_actions_together() -> None:
     rows = [sample(id=f"r{n}", user=f"u{n}", project="p", credential="c") for n in range(4)]
-    drawn = [
-        DrawnAction(
-            row.model_copy(update={"completion_id": f"{row.completion_id}/drawn-1", "outcome": "judged"}), place, "drawn", 1
-        )
-        for row in rows[:1]
-        for place in [row.completion_id]
-    ]
-    found = reward_samples(sample_frame(rows), SETTINGS, {"user": 0.3}, drawn=drawn)
+    drawn = rows[0].model_copy(update={"completion_id": "r0/drawn-1", "outcome": "judged", "reward": 0.5})
+    actions = [DrawnAction(drawn, "r0", "drawn", 1.0)]
+    found = reward_samples(sample_frame(rows), SETTINGS, {"user": 0.3}, drawn=actions)
     weights = dict(zip(found.samples["user"], found.samples["advantage"].abs(), strict=True))
     weights["u0"] += sum(abs(row.advantage) for row in found.drawn)
     assert found.drawn and weights["u0"] == pytest.approx(0.3 * sum(weights.values()))

@@ -21,7 +21,7 @@ from infra.settings.schema import Collect, Reward
 from tasks.labels.context_lines import without_context_lines
 from tasks.labels.samples import with_settled_tokens
 from tasks.labels.shares import weight_shares
-from tasks.rewards.reward import with_advantages
+from tasks.rewards.reward import reward_samples
 from tasks.rewards.scaling import weight_cap
 from tasks.rewards.weights import TooFewToShare, cap_weights
 from tests.tasks.labels.test_accounting import account_with_samples
@@ -108,7 +108,7 @@ def batch(completions: Sequence[Completion], events: Sequence[Feedback], share: 
     limits = Collect(max_user_share=share, max_user_weight=share, max_new_users=0)
     accounting, rows = account_with_samples(completions, events, limits=limits, until=NOW + 9_000)
     chosen = with_settled_tokens(without_context_lines(accounting.samples), None)
-    capped = cap_weights(with_advantages(chosen, Reward()), weight_shares(limits))
+    capped = reward_samples(chosen, Reward(silence=False), weight_shares(limits)).samples
     return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, capped["advantage"], strict=True)]
 
 
