@@ -108,17 +108,18 @@ def reward_samples(
     Raises:
         TooFewToShare: fewer groups have weight than the shares ask for.
     """
-    rewarded = with_rewards(samples, settings)
-    sampled = rewarded.filter(pl.col("tokens") > 0).select("id", "reward", pl.col("outcome").cast(pl.String))
-    served = [Action(name, "served", earned, blank=outcome == "nothing") for name, earned, outcome in sampled.iter_rows()]
+    rewarded = with_rewards(samples, settings).drop("advantage", strict=False).with_row_index("row")
+    sampled = rewarded.filter(pl.col("tokens") > 0)
+    rows = sampled.select("id", "reward", pl.col("outcome").cast(pl.String)).iter_rows()
+    served = [Action(name, "served", earned, blank=outcome == "nothing") for name, earned, outcome in rows]
     written = frozenset(rewarded.filter(pl.col("settled_token_ids").list.len() > 0)["id"])
     found = decide(served, [one.action for one in drawn], written, settings, kinds)
-    of_served = sampled.select("id", advantage=pl.Series(found[: len(served)], dtype=pl.Float64))
-    rewarded = rewarded.drop("advantage", strict=False).join(of_served, on="id", how="left", maintain_order="left")
+    of_served = sampled.select("row", advantage=pl.Series(found[: len(served)], dtype=pl.Float64))
+    rewarded = rewarded.join(of_served, on="row", how="left", maintain_order="left").drop("row")
     teaching = [one.sample.model_copy(update={"advantage": a}) for one, a in zip(drawn, found[len(served) :], strict=True) if a]
     capped, factors = cap_together(rewarded.with_columns(pl.col("advantage").fill_null(0.0)), teaching, shares)
-    rows = zip(teaching, factors, strict=True)
-    return RewardedActions(capped, tuple(row.model_copy(update={"advantage": row.advantage * factor}) for row, factor in rows))
+    pairs = zip(teaching, factors, strict=True)
+    return RewardedActions(capped, tuple(row.model_copy(update={"advantage": row.advantage * factor}) for row, factor in pairs))
 
 
 def reward_totals(rewards: Sequence[float], lengths: Sequence[int], languages: Sequence[str]) -> tuple[RewardTotals, ...]:

@@ -80,23 +80,24 @@ def reward(context: Context, validated: Validated) -> Rewarded | Waiting:
 
 
 def capped(context: Context, chosen: pl.DataFrame, drawn: SampledGroups) -> tuple[RewardedActions, tuple[str, ...]]:
-    """Return the actions with their advantages, and what the update leaves out, each with its reason.
+    """Return the actions with their advantages, and notes on those that do not teach, each with its reason.
 
     Raises:
         TooFewToShare: too few users have any weight, and no written text could teach instead.
     """
     settings, logger = context.settings, get_run_logger()
     shares, kinds = weight_shares(settings.collect), settings.train.actions
-    notes = [f"no drawn text teaches, since {drawn.reason}"] if drawn.reason else []
+    others = "the written text alone does" if "served" not in kinds else "written and served texts do"
+    notes = [f"no drawn text teaches, since {drawn.reason}; {others}"] if drawn.reason else []
     try:
         rewarded = reward_samples(chosen, settings.reward, shares, kinds, drawn.actions)
     except TooFewToShare as error:
         if "written" not in kinds or not chosen["settled_token_ids"].list.len().sum():
             raise
         rewarded = reward_samples(chosen, settings.reward, shares, ("written",))
-        notes.append(f"neither served nor drawn texts teach, since {error}")
+        notes.append(f"the written text alone teaches, since {error}")
     for note in notes:
-        logger.warning("%s; the written text alone is trained on", note)
+        logger.warning("%s", note)
     if drawn.error and rewarded.drawn:
         logger.info(
             "drawn texts: %d rows teach; acceptance fitted on %d verdicts, log loss %.4f against %.4f of their mean",

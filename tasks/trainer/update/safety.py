@@ -88,7 +88,7 @@ def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str
         return "no sampled or settled token in its samples"
     if not all(map(math.isfinite, (sums.loss, sums.settled, sums.context))):
         return (
-            f"the loss is not finite ({sums.loss} over sampled tokens, {sums.settled} over settled ones, {sums.context} over "
+            f"the loss is not finite ({sums.loss} in all, cross-entropy {sums.settled} over settled tokens, {sums.context} over "
             "prompts); lower learning_rate"
         )
     if not finite_gradient:
