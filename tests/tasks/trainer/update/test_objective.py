@@ -126,6 +126,7 @@ def test_gradients_from_the_rewards_on_equal_those_of_the_definition(places: lis
     sampled, written = policy[batch.targets], -policy[batch.settled_targets]
     loss, report = objective(Outputs(sampled, torch.zeros(len(sampled)), written, torch.zeros(())), batch, OPTIONS)
     loss.backward()
+    assert policy.grad is not None and slow.grad is not None
     torch.testing.assert_close(policy.grad.double(), slow.grad, rtol=1e-4, atol=1e-6)
     drawn = [member for own in made.members for member in own if member.action.kind != "served"]
     assert report.sums[15] == sum(len(member.ids) for member in drawn)
