@@ -67,6 +67,8 @@ class Action:
     """Its part of the group's sum; 0: it is a member of the baseline only."""
     blank: bool = False
     """Whether it shows nothing."""
+    copies: int = 1
+    """Equal draws that it stands for; each is a member of the group."""
 
 
 def worth(kept: int, shown: int, line: int) -> float:
@@ -117,18 +119,18 @@ def advantages(actions: Sequence[Action]) -> list[float]:
     if not actions:
         return []
     places = np.unique([action.place for action in actions], return_inverse=True)[1]
-    alone = np.bincount(places)[places] == 1
+    rewards, shares, copies = (np.array([getattr(one, name) for one in actions]) for name in ("reward", "share", "copies"))
+    alone = np.bincount(places, copies)[places] == 1
     groups = np.where(alone, places.max() + 1, places)
-    rewards, shares = (np.array([getattr(action, name) for action in actions]) for name in ("reward", "share"))
     written = np.array([action.kind == "written" for action in actions])
-    sizes, sums = np.bincount(groups)[groups], np.bincount(groups, rewards)[groups]
+    sizes, sums = np.bincount(groups, copies)[groups], np.bincount(groups, copies * rewards)[groups]
     baselines = (sums - rewards) / np.maximum(sizes - 1, 1)
-    teaches = (_variances(groups, rewards, ~written) > LEAST_VARIANCE) & (sizes > 1) & ~written
+    teaches = (_variances(groups, rewards, copies * ~written) > LEAST_VARIANCE) & (sizes > 1) & ~written
     return np.where(teaches, shares * (rewards - baselines), 0.0).tolist()
 
 
 def _variances(groups: np.ndarray, rewards: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return the variance of the counted rewards of each action's group."""
+    """Return the variance of the rewards of each action's group, each as often as it is `counted`."""
     counts = np.maximum(np.bincount(groups, counted), 1)
     means = np.bincount(groups, rewards * counted) / counts
     return (np.bincount(groups, counted * (rewards - means[groups]) ** 2) / counts)[groups]

@@ -32,12 +32,13 @@ class DrawnAction:
     """Id of the request."""
     kind: Kind
     share: float
-    """As in actions.Action."""
+    """As in actions.Action, and so is `copies`."""
+    copies: int = 1
 
     @property
     def action(self) -> Action:
         """The member of its group."""
-        return Action(self.place, self.kind, self.sample.reward, self.share, blank=not self.sample.shown_characters)
+        return Action(self.place, self.kind, self.sample.reward, self.share, not self.sample.shown_characters, self.copies)
 
 
 @dataclass(frozen=True, eq=False)

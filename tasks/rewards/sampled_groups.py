@@ -149,7 +149,7 @@ def actions_of(
     rewards = rewards_of([one.text for one in different], place.settled, model, reward)
     for number, (one, earned) in enumerate(zip(different, rewards, strict=True), 1):
         row = _row(place, f"{place.id}/drawn-{number}", one, settings.temperature, earned, version)
-        yield DrawnAction(row, place.id, "drawn", copies[one.tokens] / settings.size)
+        yield DrawnAction(row, place.id, "drawn", copies[one.tokens] / settings.size, copies[one.tokens])
 
 
 def _row(place: SettledPlace, name: str, drawn: SampledCompletion, temperature: float, earned: float, version: str) -> Sample:

@@ -32,10 +32,11 @@ def test_a_group_equals_values_computed_by_hand() -> None:
 
 
 def test_equal_draws_as_one_action_have_the_sum_of_their_advantages() -> None:
-    """With the others' mean: a copy is compared with the other copy, too, so that the merged action counts more."""
-    merged = [Action("a", "drawn", 0.7, 0.5), Action("a", "drawn", -0.05, 0.25), Action("a", "drawn", 0.1, 0.25)]
-    assert sum(advantages(merged)) != 0
-    assert advantages(merged)[0] == pytest.approx(0.5 * (0.7 - (-0.05 + 0.1) / 2))
+    apart = advantages(drawn("a", 0.7, 0.7, 0.7, -0.05))
+    merged = advantages([Action("a", "drawn", 0.7, 0.75, copies=3), Action("a", "drawn", -0.05, 0.25)])
+    assert merged == pytest.approx([sum(apart[:3]), apart[3]])
+    same = [Action("a", "drawn", 0.7, 1.0, copies=4)]
+    assert advantages([*same, *drawn("b", 0.1)]) == [0, 0], "a group of four is not alone"
 
 
 def test_a_group_whose_sampled_rewards_agree_teaches_nothing() -> None:
