@@ -46,7 +46,7 @@ def rewarded(
     Args:
         kinds: those that teach (train.actions).
         drawn: at places of the samples.
-        settled: settled texts by place, for the worth of what was shown; without them it is the share that was kept.
+        settled: settled texts by place, for the worth of the shown ones; without them it is the share that was kept.
     """
     columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters", "settled_token_ids")
     values = {name: [getattr(one, name) for one in samples] for name in columns}

@@ -118,7 +118,7 @@ class AcceptanceFit(Record):
     base_brier: float
     """The same of their mean as the chance of each."""
     log_loss: float
-    """Mean of minus the logarithm of the chance of what happened, in nats."""
+    """Mean of minus the logarithm of the chance that was given to the verdict, in nats."""
     base_log_loss: float
     """The same of their mean as the chance of each."""
 

@@ -11,5 +11,4 @@ class Reward(Section):
     """Reward of a completion that was shown and not accepted: the price of an interruption. Where the settled text is known, the
     share of the completion that the developer then wrote costs nothing."""
     silence: bool = True
-    """Whether silence, an empty text with the reward 0, is an action of every place. False: it is none, and nothing is learnt
-    from blank completions."""
+    """Whether silence, an empty text with the reward 0, is an action of every place. False: blank completions teach nothing."""

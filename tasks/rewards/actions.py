@@ -1,4 +1,4 @@
-"""An update is PPO over actions at places: the reward, the advantage and the weight of an action are decided here. Pure.
+"""An update is PPO over actions at places: here stand reward, advantage and weight of an action. Pure.
 
 A place is where a completion was asked for. The actions of one place are a group:
 
@@ -22,8 +22,8 @@ Advantage of a sampled action i, in a group of n:
               basics", RLOO). Silence and the written text are members. No division by the deviation, which would give places of
               almost equal rewards the largest steps (Liu et al. 2025, "Understanding R1-Zero-like training").
     variance  a group teaches where the rewards of its actions, the written text left out, differ (Yu et al. 2025, "DAPO")
-    share     served: 1. drawn: its copies among the group's draws. silence: its probability under the parent, the exact
-              expectation of what a share of the draws would be.
+    share     served: 1. drawn: its copies among the group's draws, each of them a member. silence: its probability under the
+              parent, which is the part that it would have of many draws.
 
 The written text has the advantage 1, whatever the others earn: it is not drawn from a policy, so that a baseline would not lower
 its variance but weigh the places; weighing them by the miss of the policy lost a third of a point of exact lines. Its unknown

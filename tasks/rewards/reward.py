@@ -1,6 +1,6 @@
 """Compute the reward and the advantage of each action of a cycle. Pure; the theory is in infra/docs/how/rewards.md.
 
-`reward_samples` is the whole pipeline: `reward` of what was shown, the advantages of all actions by place (actions.py), and the
+`reward_samples` is the whole pipeline: `reward` of the served texts, the advantages of all actions by place (actions.py), and the
 caps on the weight of each user.
 """
 
@@ -52,7 +52,7 @@ class RewardedActions:
 
 
 def reward(settings: Reward, line: pl.Expr | None = None) -> pl.Expr:
-    """Return the reward of what was shown, by outcome and by `kept_characters`, those in the settled text; null where unknown.
+    """Return the reward of a served text, by outcome and by `kept_characters`, those in the settled text; null where unknown.
 
     An accept earns the worth of its kept characters (actions.py), and so does a partial accept of its accepted ones. A rejection
     costs only the share that the developer did not then write. Without an answer, the reward is that of an accept, tempered by

@@ -122,8 +122,8 @@ class FakeEngine:
 def drawing(world: World, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """Settings that draw groups of four at ten places."""
     settings, engine = settings_.load(), FakeEngine()
-    changes = {"groups": Groups(places=10, size=4), "actions": ("written", "drawn")}
-    changed = settings.model_copy(update={"train": settings.train.model_copy(update=changes)})
+    train = settings.train.model_copy(update={"groups": Groups(places=10, size=4), "actions": ("written", "drawn")})
+    changed = settings.model_copy(update={"train": train})
     monkeypatch.setattr("infra.settings.load", lambda: changed)
     monkeypatch.setattr("tasks.steps.reward.engine_models", engine)
     return engine
