@@ -86,12 +86,13 @@ def test_kinds_that_do_not_teach_are_members_of_no_group() -> None:
 
 def test_a_user_has_the_share_of_served_and_drawn_actions_together() -> None:
     rows = [sample(id=f"r{n}", user=f"u{n}", project="p", credential="c") for n in range(4)]
-    drawn = rows[0].model_copy(update={"completion_id": "r0/drawn-1", "outcome": "judged", "reward": 0.5})
-    actions = [DrawnAction(drawn, "r0", "drawn", 1.0)]
+    drawn = rows[0].model_copy(update={"completion_id": "r0/drawn-1", "outcome": "judged", "reward": -0.9})
+    actions = [DrawnAction(drawn, "r0", "drawn", 1.0)] * 3
     found = reward_samples(sample_frame(rows), SETTINGS, {"user": 0.3}, drawn=actions)
     weights = dict(zip(found.samples["user"], found.samples["advantage"].abs(), strict=True))
     weights["u0"] += sum(abs(row.advantage) for row in found.drawn)
-    assert found.drawn and weights["u0"] == pytest.approx(0.3 * sum(weights.values()))
+    assert len(found.drawn) == 3 and weights["u0"] == pytest.approx(0.3 * sum(weights.values()))
+    assert found.drawn[0].advantage / found.samples["advantage"][0] == pytest.approx(-0.6375 / 1.425), "one factor for all"
 
 
 def test_reward_totals_add_up_by_language_and_length() -> None:
