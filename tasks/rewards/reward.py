@@ -15,7 +15,7 @@ from infra.records import RewardTotals, Sample
 from infra.settings.schema import Reward
 from tasks.labels.measures import KEPT
 from tasks.rewards.actions import SILENCE, Action, Kind, decide
-from tasks.rewards.weights import cap_together
+from tasks.rewards.weights import cap_weights
 
 NO_RESPONSE = 0.5
 """Factor of the reward of a completion that nobody answered, by its kept share: no answer is more ambiguous than a rejection."""
@@ -118,7 +118,7 @@ def reward_samples(
     of_served = sampled.select("row", advantage=pl.Series(found[: len(served)], dtype=pl.Float64))
     rewarded = rewarded.join(of_served, on="row", how="left", maintain_order="left").drop("row")
     teaching = [one.sample.model_copy(update={"advantage": a}) for one, a in zip(drawn, found[len(served) :], strict=True) if a]
-    capped, factors = cap_together(rewarded.with_columns(pl.col("advantage").fill_null(0.0)), teaching, shares)
+    capped, factors = cap_weights(rewarded.with_columns(pl.col("advantage").fill_null(0.0)), teaching, shares)
     pairs = zip(teaching, factors, strict=True)
     return RewardedActions(capped, tuple(row.model_copy(update={"advantage": row.advantage * factor}) for row, factor in pairs))
 

@@ -26,10 +26,13 @@ class TooFewToShare(ValueError):
     """No group can have any weight without having more than its share."""
 
 
-def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFrame:
+def cap_weights(
+    samples: pl.DataFrame, drawn: Sequence[Sample], shares: Mapping[str, float]
+) -> tuple[pl.DataFrame, Sequence[float]]:
     """Return samples with the advantages and the written text of groups above their share scaled down to it.
 
-    Adds the column `settled_weight`, from 0 to 1.
+    Adds the column `settled_weight`, from 0 to 1. Beside them stand the factors of the drawn rows' advantages, which count in the
+    same sum: a drawn row is one of the user, project and credential of its place.
 
     Args:
         samples: with `advantage` and the columns of `samples.with_settled_tokens` (tasks/labels/samples.py).
@@ -37,19 +40,6 @@ def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFr
 
     Raises:
         TooFewToShare: fewer groups have weight than the shares ask for.
-    """
-    return cap_together(samples, (), shares)[0]
-
-
-def cap_together(
-    samples: pl.DataFrame, drawn: Sequence[Sample], shares: Mapping[str, float]
-) -> tuple[pl.DataFrame, Sequence[float]]:
-    """Return the samples as `cap_weights`, and the factors of the drawn rows' advantages, which count in the same sum.
-
-    A drawn row is one of the user, project and credential of its place.
-
-    Raises:
-        TooFewToShare: as `cap_weights`.
     """
     others = pl.DataFrame({name: [getattr(row, name) for row in drawn] for name in _PLAIN}, _PLAIN)
     both = pl.concat([samples.select(pl.col(name).cast(kind) for name, kind in _PLAIN.items()), others])
