@@ -1,6 +1,6 @@
 """An update outside a cycle: samples that are made in memory, and the checkpoint that the project's trainer makes of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from infra.records import Sample
 from infra.settings.schema import Model, Reward
 from infra.settings.training import Train
 from infra.storage.store import to_parquet
-from tasks.rewards.reward import UNKNOWN_LANGUAGE, with_advantages
+from tasks.rewards.reward import EVERY, DrawnAction, reward_samples
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.run import command, follow, write_job
 
@@ -34,15 +34,31 @@ def renderer_of(checkpoint: Path, model: Model) -> Renderer:
     return Renderer(tokenizer, model.fim_order, model.max_prefix_tokens, model.max_suffix_tokens)
 
 
-def rewarded(samples: Sequence[Sample], settings: Reward) -> list[Sample]:
-    """Return samples, one of each prompt, with reward and advantage."""
-    columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters")
+def rewarded(
+    samples: Sequence[Sample],
+    settings: Reward,
+    kinds: Collection[str] = EVERY,
+    drawn: Sequence[DrawnAction] = (),
+    settled: Mapping[str, str] | None = None,
+) -> list[Sample]:
+    """Return samples, each of a place of its own, with reward and advantage, and the drawn actions that teach.
+
+    Args:
+        kinds: those that teach (train.actions).
+        drawn: at places of the samples.
+        settled: settled texts by place, for the worth of the shown ones; without them it is the share that was kept.
+    """
+    columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters", "settled_token_ids")
     values = {name: [getattr(one, name) for one in samples] for name in columns}
-    frame = pl.DataFrame(values, schema_overrides={"kept_characters": pl.Int64})
-    lengths = [len(one.token_ids) for one in samples]
-    frame = frame.with_columns(tokens=pl.Series(lengths), prompt=pl.int_range(len(samples)), language=pl.lit(UNKNOWN_LANGUAGE))
-    rewards = with_advantages(frame, settings).select("reward", "advantage").iter_rows(named=True)
-    return [one.model_copy(update=values) for one, values in zip(samples, rewards, strict=True)]
+    values |= {name: [getattr(one, name) for one in samples] for name in ("user", "project", "credential")}
+    ids = [one.completion_id for one in samples]
+    frame = pl.DataFrame(
+        values | {"id": ids, "tokens": [len(one.token_ids) for one in samples], "settled": [(settled or {}).get(i) for i in ids]},
+        schema_overrides={"kept_characters": pl.Int64, "settled": pl.String, "settled_token_ids": pl.List(pl.Int64)},
+    )
+    found = reward_samples(frame.with_columns(standing_tokens=pl.lit(0)), settings, {}, kinds, drawn)
+    rewards = found.samples.select("reward", "advantage").iter_rows(named=True)
+    return [*(one.model_copy(update=values) for one, values in zip(samples, rewards, strict=True)), *found.drawn]
 
 
 def job_of(folder: Path, parent: Path, samples: Sequence[Sample], version: str, training: Train) -> Path:

@@ -224,7 +224,7 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     chosen = with_context_lines(store, plan.partitions, chosen)
     few = chosen.head(trained)
     chosen = samples.with_settled_tokens(chosen, None)
-    chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect))
+    chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect)).samples
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
     done("batch")
     figures = {
@@ -234,7 +234,7 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     }
     if trained:
         tokens = settled_tokens(settings.collect)
-        few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect))
+        few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect)).samples
         body = samples.parquet(samples.tables(store, plan.partitions, few, tokens))
         done("tokens")
         figures |= {"trained": few["id"].n_unique(), "rows": pq.read_metadata(pa.BufferReader(body)).num_rows}

@@ -56,31 +56,29 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     manifest = cycles.manifest_of(store, cycle)
     training = _json(store, cycles.key(cycle, "training.json"))
     evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
-    sealed = _json(store, cycles.key(cycle, "settings.json")).get("train", {})
     decision = state.decisions.get(outcome["experiment"])
     decided: dict[str, Any] = {"verdict": "refused" if outcome["result"] == "refused" else "running", "reason": outcome["reason"]}
     if decision:
         decided |= decision.verdict.model_dump(include={"verdict", "reason", "estimate", "low", "high"})
-    rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["reward", "outcome"]).to_pylist()
-    rewards = [row["reward"] for row in rows if row["outcome"] not in ("standing", "judged")]
+    rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["outcome"]).to_pylist()
+    served = sum(row["outcome"] not in ("standing", "judged") for row in rows)
     last_step = training["steps"][-1] if training.get("steps") else {}
     return CycleRow(
         cycle=cycle,
         parent=manifest.parent,
         version=outcome["version"],
-        samples=len(rewards),
+        samples=served,
         requests=manifest.requests,
         buckets={str(bucket): count for bucket, count in manifest.buckets.items()},
         quarantined=manifest.quarantined,
         measures=manifest.measures,
-        mean_reward=sum(rewards) / len(rewards),
+        mean_reward=training.get("mean_reward"),
         clip_fraction=last_step.get("clip_fraction"),
         kl=last_step.get("kl"),
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
         calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
-        steps=[Step(**{name: step[name] for name in Step.model_fields if name in step}) for step in training.get("steps", [])],
-        **{name: sealed.get(name, 0.0) for name in ("surrogate_weight", "kl_weight")},
+        steps=[Step(**{name: step.get(name) for name in Step.model_fields}) for step in training.get("steps", [])],
         **decided,
     )
 

@@ -36,13 +36,13 @@ CLASSES: dict[_TokenType, str] = {
 UNNAMED = {"all": "requests", "language": "not named by the editor", "activity": "", "sampling": ""}
 """Names of groups without one."""
 CURVES = (
-    ("Cross-entropy of the written text, nats per token, by step", "settled_loss", ""),
-    ("Norm of the gradient before clipping, by step", "gradient_norm", ""),
-    ("Learning rate, by step", "learning_rate", ""),
-    ("Mean reward of the samples, by step", "reward", "surrogate_weight"),
-    ("KL from the policy before, per token, by step", "kl", "kl_weight"),
+    ("Cross-entropy of the written text, nats per token, by step", "settled_loss"),
+    ("Mean reward of served and drawn actions, by step", "reward"),
+    ("KL of their tokens from the policy before, per token, by step", "kl"),
+    ("Norm of the gradient before clipping, by step", "gradient_norm"),
+    ("Learning rate, by step", "learning_rate"),
 )
-"""What an update minimises: title, field of a step, and the weight without which the term reaches no weights."""
+"""What an update minimises: title, and field of a step. A term without weight is none, or 0 in every step, and has no chart."""
 EXAMPLES_RULE = (
     "Of the gains, and of the losses, those whose accepted suggestion has the most characters that the file goes on with; "
     "each place once; as many losses as gains, where there are enough."
@@ -159,12 +159,12 @@ def _training(rows: Sequence[CycleRow]) -> list[Chart]:
     if not rows:
         return []
     drawn = []
-    for title, field, weight in CURVES:
-        chosen = [row for row in rows if row.steps and (not weight or getattr(row, weight))]
-        steps = [(f"{_short(row.cycle)}, step {number}", step) for row in chosen for number, step in enumerate(row.steps, 1)]
-        if steps and any(getattr(step, field) for _, step in steps):
-            groups = [(_short(row.cycle), len(row.steps)) for row in chosen]
-            drawn.append(_curve(title, [(name, getattr(step, field)) for name, step in steps], groups))
+    for title, field in CURVES:
+        chosen = [(row, [(n, getattr(step, field)) for n, step in enumerate(row.steps, 1)]) for row in rows]
+        known = [(row, [(n, value) for n, value in values if value is not None]) for row, values in chosen]
+        points = [(f"{_short(row.cycle)}, step {n}", value) for row, values in known for n, value in values]
+        if any(value for _, value in points):
+            drawn.append(_curve(title, points, [(_short(row.cycle), len(values)) for row, values in known if values]))
     return drawn
 
 

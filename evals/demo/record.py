@@ -78,15 +78,15 @@ class Exploration(Record):
 class Step(Record):
     """One step of the optimizer (tasks/trainer/job.py)."""
 
-    reward: float
-    """Mean reward of its samples."""
-    kl: float
-    """Estimate of the divergence from the policy it began with, per token."""
-    settled_loss: float = 0.0
-    """Mean cross-entropy of the settled tokens, in nats."""
-    gradient_norm: float = 0.0
-    """Norm of the gradient before clipping."""
-    learning_rate: float = 0.0
+    reward: float | None = None
+    """Mean reward of its served and drawn actions; none where only written text teaches, as the next."""
+    kl: float | None = None
+    """Estimate of the divergence of their tokens from the policy it began with, per token."""
+    settled_loss: float | None = None
+    """Mean cross-entropy of the settled tokens, in nats; none without any, and in older reports."""
+    gradient_norm: float | None = None
+    """Norm of the gradient before clipping; none in older reports, as the next."""
+    learning_rate: float | None = None
 
 
 class CycleRow(Record):
@@ -105,7 +105,8 @@ class CycleRow(Record):
     """Quarantined requests by reason."""
     measures: tuple[MeasuredGroup, ...]
     """What the window's completions were worth, by group (infra/records/measures.py)."""
-    mean_reward: float
+    mean_reward: float | None
+    """Of the served and drawn actions trained on; none where only written text taught."""
     clip_fraction: float | None
     kl: float | None
     logprob_difference: float | None
@@ -122,10 +123,6 @@ class CycleRow(Record):
     """Of the estimate that the cycle fitted; none without one."""
     steps: list[Step] = Field(default_factory=list)
     """Steps of the update, in order."""
-    surrogate_weight: float = 0.0
-    """Weight of rewards in the update; 0: they did not reach the weights."""
-    kl_weight: float = 0.0
-    """Weight of the KL term in the update."""
 
 
 class SequencePoint(Record):

@@ -111,7 +111,7 @@ def comparison_rows(report: Report, *, served: bool) -> list[tuple[str, ...]]:
 def cycle_cells(row: CycleRow) -> tuple[str, ...]:
     return (
         *(row.cycle, row.parent, row.version or "-", str(row.samples)),
-        f"{row.mean_reward:+.3f}" if row.surrogate_weight else "-",
+        "-" if row.mean_reward is None else f"{row.mean_reward:+.3f}",
         "-" if row.judge is None else f"{row.judge:.2f}",
         f"{row.calibration.error:.3f}" if row.calibration else "-",
         row.verdict,

@@ -31,6 +31,8 @@ class Batch:
     scored: list[int] | None = None
     """Number of tokens at the end of each prompt whose log-probability at temperature 1 is computed instead of sampling. None:
     tokens are sampled."""
+    with_logprobs: bool = False
+    """Whether the results have the log-probabilities of sampled tokens, under the distribution that they are drawn from."""
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""
@@ -64,7 +66,7 @@ class BatchResult:
     tokens: tuple[int, ...]
     """Sampled token ids, with the stop token; empty where the prompt was scored."""
     logprobs: tuple[float, ...]
-    """Of the scored tokens; empty where tokens were sampled."""
+    """Of the scored tokens, or with Batch.with_logprobs of the sampled ones; else empty."""
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> "BatchResult":

@@ -1,4 +1,4 @@
-"""The language of code as clients name it; reward.baseline_by_language groups completions by it."""
+"""The language of code as clients name it; measures and held-out sets group completions by it."""
 
 import re
 from pathlib import PurePosixPath

@@ -105,8 +105,27 @@ class Profile(Record):
     """Sum over shown samples of the squared number of characters."""
 
 
+class AcceptanceFit(Record):
+    """How well the acceptance that rewards drawn texts predicts verdicts that it was not fitted on (by cross-validation)."""
+
+    verdicts: int
+    """Accepts and rejections, all of them with a known settled text."""
+    accepted: int
+    """Accepts among them."""
+    predicted: float
+    """Accepts that it predicts: the sum of the chances."""
+    brier: float
+    """Mean squared error of the chances (Brier 1950)."""
+    base_brier: float
+    """The same of their mean as the chance of each."""
+    log_loss: float
+    """Mean of minus the logarithm of the chance that was given to the verdict, in nats."""
+    base_log_loss: float
+    """The same of their mean as the chance of each."""
+
+
 class RewardTotals(Record):
-    """Reward totals of a cycle's samples of one language and similar length, for the running baseline of later cycles."""
+    """Reward totals of a cycle's samples of one language and similar length."""
 
     bits: int
     """Bit length of the number of tokens: 1 for one token, 2 for 2 to 3, 3 for 4 to 7, ..."""
@@ -154,7 +173,11 @@ class Manifest(Record):
     profile: Profile = Profile()
     """Sums that later cycles are compared with."""
     returns: tuple[RewardTotals, ...] = ()
-    """Reward totals by language and length, for later baselines; empty in manifests written before this field existed."""
+    """Reward totals of the served completions, by language and length; empty in manifests written before this field existed."""
+    acceptance: AcceptanceFit | None = None
+    """Of the acceptance that rewards the drawn texts; none where nothing was drawn, and in older manifests."""
+    notes: tuple[str, ...] = ()
+    """Parts of the update that these samples leave out, each with its reason, such as drawn texts for want of verdicts."""
     measures: tuple[MeasuredGroup, ...] = ()
     """What the window's completions were worth, for all and by group; empty in manifests written before this field existed."""
     served: tuple[ServedVersion, ...] = ()

@@ -39,7 +39,7 @@ class Recipe(Section):
     epochs: int = Field(2, ge=1)
     """Passes over a cycle's samples."""
     minibatch: int = Field(256, ge=1)
-    """Samples of one optimizer step, over all data-parallel ranks."""
+    """Places of one optimizer step, over all data-parallel ranks; the drawn actions of a place are in its step."""
     micro_batch_tokens: int = Field(8192, ge=64)
     """Most tokens of a micro-batch, prompts and padding included; a longer sample is a micro-batch by itself."""
     micro_batch_positions: int = Field(0, ge=0)
@@ -59,10 +59,15 @@ class Recipe(Section):
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the estimated KL divergence from the reference policy, per sampled token; 0: no KL term."""
     max_kl: float = Field(0.0, ge=0)
-    """KL divergence, in nats per token, at which the update ends: the step whose samples exceed it and all later steps are left
-    out. Measured from the proximal policy, or from the behaviour policy where each step takes its own. 0: no bound."""
+    """Bound of the drift: KL divergence of served and drawn tokens, in nats per token, from which on they teach no more. The step
+    whose samples exceed it and all later ones train on written text alone; without any, the update ends. Measured from the
+    proximal policy, or from the behaviour policy where each step takes its own. 0: no bound."""
+    actions: tuple[Literal["written", "served", "drawn"], ...] = Field(("written", "served", "drawn"), min_length=1)
+    """Actions of a place that teach. written: the settled text. served: what was shown there. drawn: what the cycle draws from
+    the parent (`train.groups`), and silence."""
     surrogate_weight: float = Field(1.0, ge=0)
-    """Weight of the clipped surrogate of a sampled token; 0: only settled text teaches."""
+    """Weight of the clipped surrogate of served and drawn actions, relative to 1 for the written text; 0: only settled text
+    teaches."""
     settled_exponent: float = Field(0.0, ge=0, le=1)
     """Exponent q of the loss of a settled text of probability p, (1 - p^q) / q: the gradient of the cross-entropy, times p^q.
     1: minus the chance that the policy samples the text; 0: the cross-entropy, -ln p, which spends most of the update on text
@@ -114,10 +119,10 @@ class Groups(Section):
     """Groups that a cycle draws from the parent at places whose settled text is known (tasks/rewards/sampled_groups.py)."""
 
     places: int = Field(0, ge=0)
-    """Most places of a cycle at which groups are drawn; 0: none. They need a `surrogate_weight`."""
+    """Most places of a cycle at which groups are drawn; 0: none. They need a `surrogate_weight`, and "drawn" in `actions`."""
     size: int = Field(8, ge=2)
     """Completions at each place."""
-    temperature: float = Field(0.8, gt=0)
+    temperature: float = Field(1.0, gt=0)
     """Temperature at which they are sampled and trained."""
 
 
@@ -126,7 +131,6 @@ class Train(Recipe):
 
     groups: Groups = Groups()
     """Groups that nobody saw."""
-
     processes: int = Field(1, ge=1)
     """Trainer processes of each node (torchrun's nproc_per_node)."""
     nodes: int = Field(1, ge=1)
@@ -152,9 +156,14 @@ class Train(Recipe):
 
     @model_validator(mode="after")
     def _groups_teach(self) -> "Train":
-        if self.groups.places and not self.surrogate_weight:
+        if self.draws and not self.surrogate_weight:
             raise ValueError(
                 f"groups.places = {self.groups.places}, expected 0 with surrogate_weight = 0: only the surrogate learns from "
-                "groups; set surrogate_weight, 0.1 for example"
+                "groups; set surrogate_weight, 0.5 for example"
             )
         return self
+
+    @property
+    def draws(self) -> bool:
+        """Whether a cycle draws groups."""
+        return self.groups.places > 0 and "drawn" in self.actions

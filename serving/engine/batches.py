@@ -59,7 +59,8 @@ async def _complete(llm: AsyncLLM, batch: Batch, row: int) -> BatchResult:
         raise EngineDead("it ended in the middle of a batch")
     made = final.outputs[0]
     if batch.scored is None:
-        return BatchResult(row, tuple(made.token_ids), ())
+        drawn: Any = zip(made.token_ids, made.logprobs or (), strict=batch.with_logprobs)
+        return BatchResult(row, tuple(made.token_ids), tuple(of_token[token].logprob for token, of_token in drawn))
     tokens = batch.prompts[row][-batch.scored[row] :]
     if made.logprobs and len(made.logprobs) < len(tokens):
         raise PromptRefused(f"prompt {row} has {len(batch.prompts[row])} tokens, more than the engine's max_model_len")
@@ -77,6 +78,7 @@ def _sampled(batch: Batch, row: int) -> tuple[list[int], SamplingParams]:
         top_p=batch.top_p,
         stop_token_ids=list(batch.stop_token_ids),
         seed=None if on_cpu else draw,
+        logprobs=0 if batch.with_logprobs else None,
         extra_args={DRAW: str(draw)} if on_cpu else None,
         **COMMON,
     )

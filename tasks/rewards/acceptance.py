@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.model.kept_text import kept_characters
+from infra.records import AcceptanceFit
 
 FEATURES = ("kept_share", "right_share", "log_right", "whole_line", "nothing_wrong", "log_characters")
 """Shares of the shown characters that stand in the settled text, and that are right from the start; the logarithm of the latter's
 number; whether the text is the rest of the line; whether all of it is right; the logarithm of its length."""
 LEAST_EACH = 30
 """Accepted completions, and others, that a fit needs at least."""
+FOLDS = 5
+"""Parts of the verdicts, each of which is predicted by a fit on the others."""
+LEAST_CHANCE = 1e-6
+"""Bound of a chance whose logarithm is taken."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +31,12 @@ class Acceptance:
     weights: np.ndarray
     """[FEATURES], in log-odds."""
     bias: float
-    labels: int
-    """Judged completions that it was fitted on."""
+    error: AcceptanceFit
+    """How well verdicts that it was not fitted on are predicted."""
 
     def chances(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the chance that each shown text is accepted where the settled text was written; 0 for blank texts."""
-        rows = np.array([features(shown, settled) for shown, settled in pairs]).reshape(len(pairs), len(FEATURES))
-        found = 1 / (1 + np.exp(-np.clip(rows @ self.weights + self.bias, -500, 500)))
+        found = 1 / (1 + np.exp(-np.clip(_rows(pairs) @ self.weights + self.bias, -500, 500)))
         return [float(chance) if shown.strip() else 0.0 for chance, (shown, _) in zip(found, pairs, strict=True)]
 
 
@@ -50,16 +54,51 @@ def common_beginning(one: str, other: str) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptance | None:
-    """Return the chance fitted on judged completions, or None where either outcome is too rare.
+def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptance | str:
+    """Return the chance fitted on judged completions; or why there is none, as a clause.
+
+    It needs LEAST_EACH of either outcome, and predicts verdicts that it was not fitted on better than their mean does, by the
+    logarithmic score (Gneiting and Raftery 2007, "Strictly proper scoring rules", section 4).
 
     Args:
         pairs: the shown and the settled text of each.
     """
     from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    if min(sum(accepted), len(accepted) - sum(accepted)) < LEAST_EACH:
-        return None
-    rows = np.array([features(shown, settled) for shown, settled in pairs])
-    model = LogisticRegression(max_iter=1000).fit(rows, np.array(accepted))
-    return Acceptance(model.coef_[0], float(model.intercept_[0]), len(accepted))
+    count, taken = len(accepted), sum(accepted)
+    if min(taken, count - taken) < LEAST_EACH:
+        return f"{taken} of {count} judged completions with a settled text are accepted, expected {LEAST_EACH} or more of either"
+    rows, verdicts = _rows(pairs), np.array(accepted)
+    regression = LogisticRegression(max_iter=1000)
+    chances = cross_val_predict(regression, rows, verdicts, cv=StratifiedKFold(FOLDS), method="predict_proba")[:, 1]
+    error = _error(verdicts, chances)
+    if error.log_loss >= error.base_log_loss:
+        return (
+            f"the acceptance fitted on {count} judged completions predicts others no better than their mean: log loss "
+            f"{error.log_loss:.4g} against {error.base_log_loss:.4g}"
+        )
+    model = regression.fit(rows, verdicts)
+    return Acceptance(model.coef_[0], float(model.intercept_[0]), error)
+
+
+def _error(verdicts: np.ndarray, chances: np.ndarray) -> AcceptanceFit:
+    rate = float(verdicts.mean())
+    return AcceptanceFit(
+        verdicts=len(verdicts),
+        accepted=int(verdicts.sum()),
+        predicted=float(chances.sum()),
+        brier=float(((chances - verdicts) ** 2).mean()),
+        base_brier=rate * (1 - rate),
+        log_loss=_log_loss(verdicts, chances),
+        base_log_loss=_log_loss(verdicts, np.full(len(verdicts), rate)),
+    )
+
+
+def _log_loss(verdicts: np.ndarray, chances: np.ndarray) -> float:
+    bounded = np.clip(chances, LEAST_CHANCE, 1 - LEAST_CHANCE)
+    return float(-np.log(np.where(verdicts, bounded, 1 - bounded)).mean())
+
+
+def _rows(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    return np.array([features(shown, settled) for shown, settled in pairs]).reshape(len(pairs), len(FEATURES))

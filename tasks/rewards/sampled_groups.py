@@ -1,35 +1,35 @@
-"""GRPO groups that a cycle samples itself: completions of the parent at recorded positions, which nobody saw.
+"""Groups that a cycle draws itself: completions of the parent at recorded positions, which nobody saw.
 
-Where the settled text of a position is known, completions can be scored against it without showing them to anybody. At some
-positions the cycle samples several completions from the policy that the update starts from, scores each by the chance that a
-developer accepts it (tasks/rewards/acceptance.py), and estimates its advantage within its group (GRPO: Shao et al. 2024,
-"DeepSeekMath", section 4.1.2). The rows are samples with the outcome "judged", sealed with the others: resuming, caps and
-erasure cover them.
+Where the settled text of a position is known, completions can be scored against it without showing them to anybody. At each such
+position, up to `train.groups.places` of them, the cycle draws several completions from the policy that the update starts from.
+Each is rewarded by the chance that a developer accepts it (acceptance.py) and by what it is then worth (actions.py). Equal draws
+are one row. Silence, the end token alone, is a row of its own. The rows are samples with the outcome "judged", sealed with the
+others: resuming, caps and erasure cover them.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import polars as pl
 
-from infra.records import Sample
+from infra.model.kept_text import kept_characters
+from infra.records import AcceptanceFit, Sample
 from infra.settings.schema import Reward
 from infra.settings.training import Groups
 from infra.storage.store import ObjectStore
+from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
 from tasks.labels.read import TOKEN_FIELDS, read_completions
 from tasks.rewards.acceptance import Acceptance, fit
-from tasks.rewards.reward import NOTHING, group_advantages
-from tasks.rewards.weights import TooFewToShare, cap_weights
+from tasks.rewards.actions import SILENCE, worth
+from tasks.rewards.reward import DrawnAction
 
-if TYPE_CHECKING:
-    from tasks.evaluation.models.generation import SampledCompletion  # it imports torch
-
-Sampler = Callable[[Sequence[tuple[str, str]]], "Sequence[SampledCompletion]"]
-"""Samples a completion of each (prefix, suffix)."""
+Sampler = Callable[[Sequence["SettledPlace"]], Sequence[DrawnGroup]]
+"""Draws the group of each place."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,13 @@ class SettledPlace:
 
 @dataclass(frozen=True)
 class SampledGroups:
-    """The rows of a cycle's groups, or why it has none."""
+    """The drawn actions of a cycle, or why it has none."""
 
-    samples: tuple[Sample, ...] = ()
+    actions: tuple[DrawnAction, ...] = ()
+    error: AcceptanceFit | None = None
+    """Of the acceptance that rewards them."""
     reason: str = ""
+    """Why nothing is drawn, as a clause."""
 
 
 def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> Iterator[SettledPlace]:
@@ -90,27 +93,22 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
             )
 
 
-def draw(
-    places: Sequence[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward, shares: Mapping[str, float]
-) -> SampledGroups:
-    """Return the rows of groups at some of the places.
+def draw(places: Sequence[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward) -> SampledGroups:
+    """Return the drawn actions of some of the places, with rewards and without advantages.
 
     Args:
         version: policy that the sampler samples from.
-        shares: largest share of the groups' weight, by the column that names the group.
     """
     judged = [place for place in places if place.accepted is not None]
-    model = fit([(p.shown, p.settled) for p in judged], [bool(p.accepted) for p in judged])
-    if model is None:
-        return SampledGroups(reason=f"{len(judged)} judged completions with a settled text, too few of them accepted or rejected")
+    model = fit([(place.shown, place.settled) for place in judged], [bool(place.accepted) for place in judged])
+    if isinstance(model, str):
+        return SampledGroups(reason=model)
     asked = pick([place for place in places if place.line_is_known], settings.places)
-    repeated = [place for place in asked for _ in range(settings.size)]
-    completions = sampler([(place.prefix, place.suffix) for place in repeated])
-    rows = list(rows_of(repeated, completions, scores(repeated, completions, model, reward), version, settings))
-    try:
-        return SampledGroups(tuple(capped(rows, shares)))
-    except TooFewToShare as error:
-        return SampledGroups(reason=str(error))
+    if not asked:
+        return SampledGroups(error=model.error, reason="no settled text reaches the end of its line")
+    groups = zip(asked, sampler(asked), strict=True)
+    actions = [action for place, group in groups for action in actions_of(place, group, model, reward, version, settings)]
+    return SampledGroups(tuple(actions), model.error)
 
 
 def pick(places: Sequence[SettledPlace], most: int) -> list[SettledPlace]:
@@ -120,57 +118,53 @@ def pick(places: Sequence[SettledPlace], most: int) -> list[SettledPlace]:
     return [place for place in places if place.id in chosen]
 
 
-def scores(
-    places: Sequence[SettledPlace], completions: "Sequence[SampledCompletion]", model: Acceptance, reward: Reward
-) -> list[float]:
-    """Return the expected reward of showing each completion."""
-    pairs = [(completion.text, place.settled) for place, completion in zip(places, completions, strict=True)]
+def rewards_of(texts: Sequence[str], settled: str, model: Acceptance, reward: Reward) -> list[float]:
+    """Return the reward of each text, of which up to the end of its line would be shown; SILENCE for a blank one."""
+    line = settled.split("\n", 1)[0].rstrip()
+    shown = [text.split("\n", 1)[0].rstrip() for text in texts]
+    chances = model.chances([(text, settled) for text in shown])
+    worths = [worth(kept_characters(text, line), len(text), len(line)) for text in shown]
+    gain = reward.accepted - reward.rejected
     return [
-        chance * reward.accepted + (1 - chance) * reward.rejected if shown.strip() else NOTHING
-        for chance, (shown, _) in zip(model.chances(pairs), pairs, strict=True)
+        reward.rejected + gain * chance * part if text.strip() else SILENCE
+        for text, chance, part in zip(shown, chances, worths, strict=True)
     ]
 
 
-def rows_of(
-    places: Sequence[SettledPlace],
-    completions: "Sequence[SampledCompletion]",
-    rewards: Sequence[float],
-    version: str,
-    settings: Groups,
-) -> Iterator[Sample]:
-    """Yield the row of each completion with an advantage; the places of one group are adjacent."""
-    advantages = group_advantages(rewards, [place.id for place in places])
-    rows = zip(places, completions, rewards, advantages, strict=True)
-    for number, (place, completion, earned, advantage) in enumerate(rows):
-        if advantage:
-            yield Sample(
-                completion_id=f"{place.id}/drawn-{number % settings.size + 1}",
-                user=place.user,
-                project=place.project,
-                credential=place.credential,
-                policy_version=version,
-                prompt_token_ids=completion.prompt,
-                token_ids=completion.tokens,
-                logprobs=tuple(min(value, 0.0) for value in completion.logprobs),
-                temperature=settings.temperature,
-                outcome="judged",
-                shown_characters=len(completion.text),
-                accepted_characters=0,
-                reward=earned,
-                advantage=advantage,
-            )
+def actions_of(
+    place: SettledPlace, group: DrawnGroup, model: Acceptance, reward: Reward, version: str, settings: Groups
+) -> Iterator[DrawnAction]:
+    """Yield the different texts of a group as actions, and its silence where that is an action.
 
-
-def capped(rows: Sequence[Sample], shares: Mapping[str, float]) -> Iterator[Sample]:
-    """Yield the rows; the advantages of groups above their share are scaled down to it.
-
-    Raises:
-        TooFewToShare: fewer have weight than the shares ask for.
+    A draw of nothing but the end token is left out there: the action of silence has its share, by its probability.
     """
-    if not rows:
-        return
-    names = ("user", "project", "credential", "advantage")
-    frame = pl.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
-    nothing = frame.with_columns(settled_token_ids=pl.lit([], pl.List(pl.Int64)), standing_tokens=0)
-    for row, advantage in zip(rows, cap_weights(nothing, shares)["advantage"], strict=True):
-        yield row.model_copy(update={"advantage": advantage})
+    drawn = list(group.completions)
+    if reward.silence:
+        drawn = [one for one in drawn if one.text or len(one.tokens) > 1]
+        quiet = SampledCompletion(group.prompt, (group.end,), (group.silence,), "")
+        share = math.exp(min(group.silence, 0.0))
+        yield DrawnAction(_row(place, f"{place.id}/silence", quiet, 1.0, SILENCE, version), place.id, "silence", share)
+    copies = Counter(one.tokens for one in drawn)
+    different = list({one.tokens: one for one in drawn}.values())
+    rewards = rewards_of([one.text for one in different], place.settled, model, reward)
+    for number, (one, earned) in enumerate(zip(different, rewards, strict=True), 1):
+        row = _row(place, f"{place.id}/drawn-{number}", one, settings.temperature, earned, version)
+        yield DrawnAction(row, place.id, "drawn", copies[one.tokens] / settings.size, copies[one.tokens])
+
+
+def _row(place: SettledPlace, name: str, drawn: SampledCompletion, temperature: float, earned: float, version: str) -> Sample:
+    return Sample(
+        completion_id=name,
+        user=place.user,
+        project=place.project,
+        credential=place.credential,
+        policy_version=version,
+        prompt_token_ids=drawn.prompt,
+        token_ids=drawn.tokens,
+        logprobs=tuple(min(value, 0.0) for value in drawn.logprobs),
+        temperature=temperature,
+        outcome="judged",
+        shown_characters=len(drawn.text) if drawn.text.strip() else 0,
+        accepted_characters=0,
+        reward=earned,
+    )

@@ -1,28 +1,38 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
-A group's weight is the sum of the absolute advantages of its samples, which bounds its part of the policy gradient; and, apart
-from it, the tokens of its settled text and context lines that are trained on, which bound its part of the cross-entropy. The
-share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many. One factor scales
-all samples of a group, so that their order and sign stay. Where the trainer weighs a text by its probability, it caps the weights
-that result, too (tasks/trainer/update/caps.py).
+A group's weight is the sum of the absolute advantages of its actions, served and drawn, which bounds its part of the policy
+gradient; and, apart from it, the tokens of its settled text and context lines that are trained on, which bound its part of the
+cross-entropy. The share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as many.
+One factor scales all samples of a group, so that their order and sign stay. Where the trainer weighs a text by its probability,
+it caps the weights that result, too (tasks/trainer/update/caps.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from infra.records import Sample
 from tasks.labels.shares import codes, least_groups
 from tasks.rewards.scaling import scale
+
+_PLAIN: dict[str, pl.DataType] = {
+    **{"user": pl.String(), "project": pl.String(), "credential": pl.String()},
+    "advantage": pl.Float64(),
+}
+"""Columns of an advantage and of the groups whose share is limited."""
 
 
 class TooFewToShare(ValueError):
     """No group can have any weight without having more than its share."""
 
 
-def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFrame:
+def cap_weights(
+    samples: pl.DataFrame, drawn: Sequence[Sample], shares: Mapping[str, float]
+) -> tuple[pl.DataFrame, Sequence[float]]:
     """Return samples with the advantages and the written text of groups above their share scaled down to it.
 
-    Adds the column `settled_weight`, from 0 to 1.
+    Adds the column `settled_weight`, from 0 to 1. Beside them stand the factors of the drawn rows' advantages, which count in the
+    same sum: a drawn row is one of the user, project and credential of its place.
 
     Args:
         samples: with `advantage` and the columns of `samples.with_settled_tokens` (tasks/labels/samples.py).
@@ -31,10 +41,14 @@ def cap_weights(samples: pl.DataFrame, shares: Mapping[str, float]) -> pl.DataFr
     Raises:
         TooFewToShare: fewer groups have weight than the shares ask for.
     """
-    advantages = _factors(samples, pl.col("advantage").abs(), shares)
+    others = pl.DataFrame({name: [getattr(row, name) for row in drawn] for name in _PLAIN}, _PLAIN)
+    both = pl.concat([samples.select(pl.col(name).cast(kind) for name, kind in _PLAIN.items()), others])
+    advantages = _factors(both, pl.col("advantage").abs(), shares)
     written = pl.col("settled_token_ids").list.len() + pl.col("standing_tokens")
     settled = _factors(samples, written.cast(pl.Float64), shares)
-    return samples.with_columns(advantage=pl.col("advantage") * advantages, settled_weight=settled)
+    own = advantages.head(samples.height)
+    capped = samples.with_columns(advantage=pl.col("advantage") * own, settled_weight=settled)
+    return capped, advantages.tail(len(drawn)).to_list()
 
 
 def _factors(samples: pl.DataFrame, weight: pl.Expr, shares: Mapping[str, float]) -> pl.Series:

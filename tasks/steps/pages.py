@@ -11,6 +11,7 @@ from tasks.evaluation.evaluate import Evaluation
 from tasks.labels.accounting import RequestAccounting, account_rows
 from tasks.labels.measures import measures_table
 from tasks.steps.step import attempt_to_show
+from tasks.trainer.job import StepMetrics
 from tasks.trainer.run import Candidate
 
 MOST_POINTS = 60
@@ -25,14 +26,8 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         outcome.reason,
         f"\nTrained from version {manifest.parent} on {metrics.samples} samples "
         f"({metrics.tokens} tokens) in {candidate.seconds:.1f} s, {metrics.skipped} left out.",
-        *(f"- {note}" for note in metrics.notes),
-        *curves({"Loss": [s.loss for s in metrics.steps], "KL from the anchor": [s.kl for s in metrics.steps]}),
-        "\n| step | loss | clipped | KL | gradient norm |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {n} | {s.loss:.4f} | {s.clip_fraction:.2%} | {s.kl:.5f} | {s.gradient_norm:.3f} |"
-            for n, s in enumerate(metrics.steps, 1)
-        ),
+        *(f"- {note}" for note in (*manifest.notes, *metrics.notes)),
+        *training(metrics.steps),
         f"\nHeld-out, judge `{evaluation.judge}`: {evaluation.reason}\n",
         "| measure | candidate | champion |",
         "| --- | --- | --- |",
@@ -47,6 +42,42 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         *(f"- {key}" for key in manifest.docs),
     ]
     return "\n".join(lines)
+
+
+SHOWN = {
+    "loss": ("loss", "{:.4f}"),
+    "settled_loss": ("settled text", "{:.4f}"),
+    **{
+        f"{kind}_{name}": (f"{kind}: {words}", form)
+        for kind in ("served", "drawn")
+        for name, words, form in (
+            ("clip_fraction", "clipped", "{:.2%}"),
+            ("kl", "KL", "{:.5f}"),
+            ("effective_samples", "effective samples", "{:.2f}"),
+        )
+    },
+    "gradient_norm": ("gradient norm", "{:.3f}"),
+}
+"""Metrics of a step on the page, with their column and form; a metric that no step has, has no column."""
+DRAWN_AS_CURVES = ("loss", "settled_loss", "served_kl", "drawn_kl")
+
+
+def training(steps: Sequence[StepMetrics]) -> list[str]:
+    """Return curves and a table of the steps: of the terms that have a weight."""
+    found = {name: [getattr(step, name) for step in steps] for name in SHOWN}
+    known = {name: values for name, values in found.items() if any(value is not None for value in values)}
+    drawn = {SHOWN[name][0]: [v for v in known[name] if v is not None] for name in DRAWN_AS_CURVES if name in known}
+    cells = [[_cell(SHOWN[name][1], value) for value in values] for name, values in known.items()]
+    return [
+        *curves(drawn),
+        f"\n| step | {' | '.join(SHOWN[name][0] for name in known)} |",
+        "| --- " * (1 + len(known)) + "|",
+        *(f"| {n} | {' | '.join(row)} |" for n, row in enumerate(zip(*cells, strict=True), 1)),
+    ]
+
+
+def _cell(form: str, value: float | None) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def show_accounting(cycle: str, accounting: RequestAccounting) -> None:

@@ -1,22 +1,25 @@
 """The steps `fit keep estimate` and `reward` of a cycle."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import polars as pl
-import pyarrow as pa
 from prefect.logging import get_run_logger
 
-from infra.records import RewardTotals
+from infra.records import AcceptanceFit, RewardTotals
 from infra.storage.events import tombstones
+from tasks.evaluation.models.base import DrawnGroup
+from tasks.evaluation.models.engine import EngineAway, engine_models
+from tasks.evaluation.models.groups import GroupPrompt, draw_groups
 from tasks.labels import context_lines, samples
 from tasks.labels.accounting import Waiting
 from tasks.labels.collect import Collected
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.rewards import sampled_groups
-from tasks.rewards.reward import reward_samples, reward_totals
+from tasks.rewards.reward import RewardedActions, reward_samples, reward_totals
+from tasks.rewards.sampled_groups import SampledGroups, SettledPlace
 from tasks.rewards.weights import TooFewToShare
 from tasks.showing import fit as showing
 from tasks.showing import report
@@ -26,10 +29,6 @@ from tasks.steps.context import Context
 from tasks.steps.naming import call_waiting
 from tasks.steps.step import IO_RETRIES, step
 from tasks.steps.validate import Validated
-from tasks.validation import drift
-
-if TYPE_CHECKING:
-    from tasks.evaluation.models.generation import SampledCompletion
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +39,10 @@ class Rewarded:
     """Parquet of infra.records.Sample."""
     returns: tuple[RewardTotals, ...]
     """Totals of the rewards (Manifest.returns)."""
+    acceptance: AcceptanceFit | None = None
+    """Of the acceptance that rewards the drawn texts."""
+    notes: tuple[str, ...] = ()
+    """Parts of the update that are left out, each with its reason."""
 
 
 @step("fit keep estimate", retries=IO_RETRIES)
@@ -54,21 +57,53 @@ def fit_keep_estimate(context: Context, validated: Validated) -> FittedEstimate 
 
 @step("reward", retries=IO_RETRIES)
 def reward(context: Context, validated: Validated) -> Rewarded | Waiting:
-    """Reward the samples, and read their tokens."""
+    """Reward the actions of each place, draw those that nobody saw, and read the samples' tokens."""
     store, settings, collected = context.store, context.settings, validated.collected
-    partitions, shares = collected.plan.partitions, weight_shares(settings.collect)
-    past = drift.returns(store, settings) if settings.reward.baseline == "running" else ()
+    partitions = collected.plan.partitions
     tombstones.check(store, validated.subjects)  # the text of erased subjects cannot be read any more
     chosen = context_lines.with_context_lines(store, partitions, collected.accounting.samples)
     tokens = settled_tokens(context, collected.parent, chosen)
     try:
-        batch = reward_samples(samples.with_settled_tokens(chosen, tokens), settings.reward, shares, past)
+        drawn = groups_of(context, collected) if settings.train.draws else SampledGroups()
+    except EngineAway as error:
+        return call_waiting(Waiting("WaitingForEngine", f"nothing is drawn or sealed: {error}. The next run begins again"))
+    try:
+        rewarded, notes = capped(context, samples.with_settled_tokens(chosen, tokens), drawn)
     except TooFewToShare as error:
         return call_waiting(Waiting("WaitingForUsers", str(error)))
-    groups = groups_of(context, collected)
     tombstones.check(store, validated.subjects)  # nor their tokens
+    batch = rewarded.samples
+    groups = [samples.table(rewarded.drawn)] if rewarded.drawn else []
     body = samples.parquet([*samples.tables(store, partitions, batch, tokens), *groups])
-    return Rewarded(body, reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language"))))
+    totals = reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language")))
+    return Rewarded(body, totals, drawn.error if rewarded.drawn else None, notes)
+
+
+def capped(context: Context, chosen: pl.DataFrame, drawn: SampledGroups) -> tuple[RewardedActions, tuple[str, ...]]:
+    """Return the actions with their advantages, and notes on those that do not teach, each with its reason.
+
+    Raises:
+        TooFewToShare: too few users have any weight, and no written text could teach instead.
+    """
+    settings, logger = context.settings, get_run_logger()
+    shares, kinds = weight_shares(settings.collect), settings.train.actions
+    others = "the written text alone does" if "served" not in kinds else "written and served texts do"
+    notes = [f"no drawn text teaches, since {drawn.reason}; {others}"] if drawn.reason else []
+    try:
+        rewarded = reward_samples(chosen, settings.reward, shares, kinds, drawn.actions)
+    except TooFewToShare as error:
+        if "written" not in kinds or not chosen["settled_token_ids"].list.len().sum():
+            raise
+        rewarded = reward_samples(chosen, settings.reward, shares, ("written",))
+        notes.append(f"the written text alone teaches, since {error}")
+    for note in notes:
+        logger.warning("%s", note)
+    if drawn.error and rewarded.drawn:
+        logger.info(
+            "drawn texts: %d rows teach; acceptance fitted on %d verdicts, log loss %.4f against %.4f of their mean",
+            *(len(rewarded.drawn), drawn.error.verdicts, drawn.error.log_loss, drawn.error.base_log_loss),
+        )
+    return rewarded, tuple(notes)
 
 
 def settled_tokens(context: Context, parent: str, batch: pl.DataFrame) -> SettledTokens | None:
@@ -79,20 +114,25 @@ def settled_tokens(context: Context, parent: str, batch: pl.DataFrame) -> Settle
     return SettledTokens(renderer, settings.serving.sampling.max_tokens, settings.collect.hindsight.lines)
 
 
-def groups_of(context: Context, collected: Collected) -> list[pa.Table]:
-    """Return the rows of groups drawn from the parent at the samples' positions, as the settings ask for."""
-    settings = context.settings
-    wanted = settings.train.groups
-    if not wanted.places:
-        return []
+def groups_of(context: Context, collected: Collected) -> SampledGroups:
+    """Draw the groups of a cycle from its parent, by the evaluation's engine.
+
+    Raises:
+        EngineAway: the engine does not answer.
+        EngineRefused: it refuses the checkpoint or a prompt.
+    """
+    settings, wanted = context.settings, context.settings.train.groups
     checkpoint = context.checkpoint(collected.parent)
-    from tasks.evaluation.models.generation import Generator
-
-    def sampler(contexts: Sequence[tuple[str, str]]) -> "Sequence[SampledCompletion]":
-        most = settings.serving.sampling.max_tokens
-        return Generator(checkpoint, settings.model).sample(contexts, most, wanted.temperature, seed=0)
-
+    sources = None if settings.evaluate.shares_disk else {checkpoint: context.registry.version(collected.parent).source}
     places = list(sampled_groups.settled_places(context.store, collected.plan.partitions, collected.accounting.samples))
-    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward, weight_shares(settings.collect))
-    get_run_logger().info("sampled groups: %d rows%s", len(found.samples), found.reason and f", since {found.reason}")
-    return [samples.table(found.samples)] if found.samples else []
+    sampling = settings.serving.sampling.model_copy(update={"temperature": wanted.temperature})
+
+    def sampler(asked: Sequence[SettledPlace]) -> Sequence[DrawnGroup]:
+        prompts = [GroupPrompt(place.id, place.prefix, place.suffix) for place in asked]
+        with engine_models(settings, collected.champion, sources) as models:
+            return draw_groups(models, checkpoint, settings.model, prompts, wanted.size, sampling)
+
+    began = time.monotonic()
+    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward)
+    get_run_logger().info("drew %d actions in %.1f s", len(found.actions), time.monotonic() - began)
+    return found

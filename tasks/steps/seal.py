@@ -39,7 +39,8 @@ def seal(
     explain.write(store, cycle, digest, collected.accounting)
     users.write(store, cycle, digest, collected.register)
     fields = transaction.manifest_fields(collected, validated.evidence, context.now())
-    fields |= {"returns": rewarded.returns, "held_out": held_out, "run": flow_run.id or ""}
+    fields |= {"returns": rewarded.returns, "acceptance": rewarded.acceptance, "notes": rewarded.notes}
+    fields |= {"held_out": held_out, "run": flow_run.id or ""}
     return transaction.seal(store, cycle, fields, rewarded.samples, context.settings)
 
 

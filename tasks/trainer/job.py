@@ -48,41 +48,54 @@ class StepMetrics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     loss: float
-    """Mean negated clipped surrogate per sampled token, plus the KL and entropy terms."""
-    reward: float
-    """Mean reward of the step's samples with sampled tokens."""
-    advantage_mean: float
-    """Mean advantage of the same samples."""
-    advantage_deviation: float
+    """Mean loss of a served, drawn or settled token, all terms with their weights."""
+    reward: float | None = None
+    """Mean reward of the step's served and drawn actions; none without any, as each value up to `behaviour_gap` but those named
+    otherwise."""
+    advantage_mean: float | None = None
+    """Mean advantage of the same actions."""
+    advantage_deviation: float | None = None
     """Standard deviation of their advantages."""
-    ratio_p01: float
+    ratio_p01: float | None = None
     """1st percentile of the ratios."""
-    ratio_median: float
+    ratio_median: float | None = None
     """Median of the ratios."""
-    ratio_p99: float
+    ratio_p99: float | None = None
     """99th percentile of the ratios."""
-    ratio_max: float
+    ratio_max: float | None = None
     """Largest ratio."""
-    clip_fraction: float
+    clip_fraction: float | None = None
     """Share of tokens whose ratio to the proximal policy was clipped."""
-    settled_loss: float = 0.0
-    """Mean cross-entropy of the settled tokens, in nats, including those outside the band; 0 without any."""
-    settled_inside: float = 0.0
-    """Share of the settled tokens in rows inside the band."""
-    context_loss: float
-    """Mean language-model loss on prompt tokens, in nats; 0 where it has no weight."""
-    kl: float
+    settled_loss: float | None = None
+    """Mean cross-entropy of the settled tokens, in nats, including those outside the band; none without any."""
+    settled_inside: float | None = None
+    """Share of the settled tokens in rows inside the band; none without any."""
+    context_loss: float | None = None
+    """Mean language-model loss on prompt tokens, in nats; none where it has no weight."""
+    kl: float | None = None
     """Estimate of KL(anchor || policy) per token, (r - 1) - ln r of the ratio r (Schulman 2020, "Approximating KL divergence",
     k3)."""
-    reference_kl: float
-    """Estimate of KL(policy || reference) per token; 0 where it has no weight."""
-    entropy: float
+    reference_kl: float | None = None
+    """Estimate of KL(policy || reference) per token; none where it has no weight."""
+    entropy: float | None = None
     """Mean entropy of the sampling distribution at the sampled tokens' positions, over the whole vocabulary, in nats."""
-    effective_samples: float
+    effective_samples: float | None = None
     """Effective sample size of the tokens' weights w = policy / behaviour, (sum w)^2 / (N sum w^2), from 0 to 1 (Kong 1992)."""
-    behaviour_gap: float
+    behaviour_gap: float | None = None
     """Mean absolute difference of the policy's and the server's log-probability, in nats. It includes how far the policy has
     moved; Metrics.logprob_difference_mean compares trainer and server alone."""
+    drawn_clip_fraction: float | None = None
+    """`clip_fraction` of the drawn actions; none without any, as the next two."""
+    drawn_kl: float | None = None
+    """`kl` of the drawn actions."""
+    drawn_effective_samples: float | None = None
+    """`effective_samples` of the drawn actions."""
+    served_clip_fraction: float | None = None
+    """`clip_fraction` of the served actions; none without any, as the next two."""
+    served_kl: float | None = None
+    """`kl` of the served actions."""
+    served_effective_samples: float | None = None
+    """`effective_samples` of the served actions."""
     gradient_norm: float
     """Norm of the gradient before clipping."""
     logit_scale: float
@@ -90,7 +103,9 @@ class StepMetrics(BaseModel):
     learning_rate: float
     """Learning rate of this step."""
     tokens: int
-    """Sampled tokens."""
+    """Tokens of served and drawn actions."""
+    drawn_tokens: int = 0
+    """Those of drawn actions among them."""
     settled_tokens: int = 0
     """Settled tokens."""
     seconds: float
@@ -118,11 +133,13 @@ class Metrics(BaseModel):
     """Sampled tokens of the samples trained on."""
     settled_tokens: int = 0
     """Settled tokens of the samples trained on."""
-    mean_reward: float
-    """Mean reward of the samples trained on that have sampled tokens."""
-    entropy: float
-    """Mean of -log-probability of the sampled tokens as recorded, in nats."""
-    importance_clipped: float
+    drawn: int = 0
+    """Drawn actions among the samples trained on."""
+    mean_reward: float | None
+    """Mean reward of the served and drawn actions trained on; none without any, as the next two."""
+    entropy: float | None
+    """Mean of -log-probability of their tokens as recorded, in nats."""
+    importance_clipped: float | None
     """Share of tokens whose importance weight met its bound."""
     logprob_difference_mean: float | None
     """Mean absolute difference of the trainer's and the server's log-probability, of the same tokens under the same weights,

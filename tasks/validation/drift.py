@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from infra.records import Manifest, Profile, RewardTotals
-from infra.settings import Settings
-from infra.settings.schema import Reward
+from infra.records import Manifest, Profile
 from infra.storage.cycles import index, manifest_of
 from infra.storage.store import ObjectStore
 
 HISTORY_CYCLES = 10
-"""Number of earlier cycles with which a batch and its baseline are compared."""
+"""Number of earlier cycles with which a batch is compared."""
 LEAST_CYCLES = 3
 """Earlier cycles without which a batch is not compared."""
 DRIFT_SIGMAS = 5.0
@@ -59,13 +57,6 @@ def merged(profiles: Iterable[Profile]) -> Profile:
 def earlier(store: ObjectStore, cycles: int = HISTORY_CYCLES) -> list[Profile]:
     """Return the profiles of the last sealed cycles, newest first; manifests without a profile are left out."""
     return [m.profile for m in _sealed(store, cycles) if m.profile.judged]
-
-
-def returns(store: ObjectStore, settings: Settings) -> list[RewardTotals]:
-    """Return the reward totals of the last sealed cycles that had the same reward settings, newest first."""
-    stored = ((manifest, store.get_json(f"cycles/{manifest.cycle}/settings.json")) for manifest in _sealed(store, HISTORY_CYCLES))
-    manifests = [manifest for manifest, values in stored if Reward.of_stored(values["reward"]) == settings.reward]
-    return [totals for manifest in manifests for totals in manifest.returns]
 
 
 def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:

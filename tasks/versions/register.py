@@ -203,6 +203,8 @@ def flat_metrics(manifest: Manifest, trained: Candidate, evaluation: Evaluation)
     metrics |= {f"measure.{name}": value for name, value in of_all.items() if value is not None}
     metrics |= {f"candidate.{name}": value for name, value in evaluation.candidate.items()}
     metrics |= {f"champion.{name}": value for name, value in evaluation.champion.items()}
+    if manifest.acceptance:
+        metrics |= {f"acceptance.{name}": float(value) for name, value in manifest.acceptance.model_dump().items()}
     figures = trained.metrics.model_dump(exclude={"steps", "notes", "seconds"})
     metrics |= {f"train.{name}": float(value) for name, value in figures.items() if value is not None}
     metrics |= {f"gate.{metric_name(f.name)}": f.difference for f in evaluation.findings if f.difference is not None}

@@ -199,11 +199,26 @@ def _data(found: Facts) -> str:
         read = ", ".join(f"{each.name}{f' at {each.revision[:12]}' if each.revision else ''}" for each in manifest.learned)
         text = f"Data: own code of {read}. {manifest.samples.rows} positions of training data."
     if steps := training.get("steps"):
+        text += f" {len(steps)} steps{_of_actions(training, steps[-1])}."
+    if fitted := manifest.acceptance:
         text += (
-            f" {len(steps)} steps; mean reward {training['mean_reward']:.4f}; last step: KL {steps[-1]['kl']:.5f}, "
-            f"{steps[-1]['clip_fraction']:.2%} clipped."
+            f" Drawn texts are rewarded by an acceptance fitted on {fitted.verdicts} verdicts: log loss {fitted.log_loss:.3f} on "
+            f"others, {fitted.base_log_loss:.3f} of their mean."
         )
-    return " ".join([text, *(f"Not done: {note}." for note in training.get("notes", ()))])
+    return " ".join([text, *(f"Not done: {note}." for note in (*manifest.notes, *training.get("notes", ())))])
+
+
+def _of_actions(training: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """Return the reward, the KL and the clipped share of served and drawn actions; nothing where none teaches."""
+    if last.get("kl") is None:
+        return ""
+    kinds = [
+        f"{kind} KL {last[f'{kind}_kl']:.5f}, {last[f'{kind}_clip_fraction']:.2%} clipped, effective samples "
+        f"{last[f'{kind}_effective_samples']:.2f}"
+        for kind in ("served", "drawn")
+        if last.get(f"{kind}_kl") is not None
+    ] or [f"KL {last['kl']:.5f}, {last['clip_fraction']:.2%} clipped"]
+    return f"; mean reward {training['mean_reward']:.4f}; last step: {'; '.join(kinds)}"
 
 
 def _examples(evaluation: Mapping[str, Any], count: int) -> list[str]:

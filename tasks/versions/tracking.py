@@ -174,8 +174,9 @@ def _metrics(number: int, step: StepMetrics, seconds: float) -> "list[Metric]":
     """Return a step's figures; a term of the objective that is switched off is 0 in every step, and draws no chart."""
     from mlflow.entities import Metric
 
-    figures: dict[str, Any] = {k: v for k, v in step.model_dump().items() if math.isfinite(v) and (v or k == EVERY_STEP)}
-    return [Metric(f"step.{k}", float(v), int(seconds * 1000), number) for k, v in figures.items()]
+    values: dict[str, Any] = step.model_dump()
+    figures = {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v) and (v or k == EVERY_STEP)}
+    return [Metric(f"step.{name}", value, int(seconds * 1000), number) for name, value in figures.items()]
 
 
 def _log(client: "MlflowClient", run: str, metrics: "Sequence[Metric]") -> None:

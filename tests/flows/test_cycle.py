@@ -1,11 +1,14 @@
 """The cycle as Prefect runs it: its steps, its early ends, and its completion after a kill."""
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from flows.cycle import cycle
 from infra import settings as settings_
@@ -17,8 +20,8 @@ from infra.settings.schema import Gate, Groups
 from infra.storage import loop_runs
 from infra.storage.store import sha256
 from tasks.evaluation.evaluate import EvaluationBroken
+from tasks.evaluation.models.base import Prompt
 from tasks.evaluation.models.engine import EngineAway
-from tasks.evaluation.models.generation import SampledCompletion
 from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
@@ -26,7 +29,7 @@ from tasks.steps.transaction import MAX_RESUMES
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.targets import taught_by
 from tasks.upkeep.forget import forget, request
-from tasks.validation import drift, suite
+from tasks.validation import suite
 from tests.flows.conftest import World
 from tests.tasks.evaluation.made_scores import scores
 from tests.tasks.made import NOW, Killed, completion, feedback
@@ -63,7 +66,8 @@ def test_a_cycle_trains_and_registers_a_challenger(labelled: World) -> None:
     assert manifest["code"].startswith("0.2.0+")
     dataset = sha256([labelled.store.get("cycles/cycle-000001/manifest.json")])
     assert labelled.registry.versions["2"]["manifest_sha256"] == dataset
-    assert sum(s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)) == pytest.approx(0)
+    advantages = [s.advantage for s in labelled.store.get_rows(manifest["samples"]["key"], Sample)]
+    assert sorted(advantages) == [-0.25] * 3 + [0.75] * 3, "each is compared with silence"
 
 
 def test_the_version_gets_the_estimate_that_its_cycle_fitted(world: World, tmp_path: Path) -> None:
@@ -91,39 +95,89 @@ def test_a_cycle_with_few_labels_makes_a_version_without_an_estimate(labelled: W
     assert isinstance(fitted, Unfitted) and fitted.reason.startswith("6 completions")
 
 
-def test_groups_are_sealed_with_the_samples_and_a_resumed_cycle_draws_none_anew(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of each group the first completion is what was written; its user is forgotten with it."""
-    settings = settings_.load()
-    wanted = settings.train.model_copy(update={"groups": Groups(places=10, size=4)})
-    monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"train": wanted}))
-    drawn: list[str] = []
+class FakeEngine:
+    """Draws what was written, three wrong texts that are equal, and silence with a chance of a tenth."""
 
-    class FakeGenerator:
-        def __init__(self, checkpoint: Path, model: object) -> None:
-            drawn.append(checkpoint.name)
+    def __init__(self) -> None:
+        self.drawn: list[str] = []
+        self.away = False
 
-        def sample(self, contexts: Sequence[tuple[str, str]], *_: object, **__: object) -> list[SampledCompletion]:
-            texts = ["written()" if number % 4 == 0 else "wrong" for number in range(len(contexts))]
-            return [SampledCompletion((1, 2), (3, 4), (-0.5, -0.5), text) for text in texts]
+    def __call__(self, *_: object) -> nullcontext["FakeEngine"]:
+        if self.away:
+            raise EngineAway("http://127.0.0.1:18102/health: HTTP 503")
+        return nullcontext(self)
 
-    monkeypatch.setattr("tasks.evaluation.models.generation.Generator", FakeGenerator)
+    def score(self, checkpoint: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:
+        self.drawn.append(checkpoint.name)
+        return [(math.log(0.1),) for _ in rows]
+
+    def sample_with_logprobs(
+        self, checkpoint: Path, prompts: Sequence[Prompt], *_: object
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        texts = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in ("written()\nmore()", "wrong")]
+        return [(texts[number % 4 > 0], (-0.5,) * len(texts[number % 4 > 0])) for number in range(len(prompts))]
+
+
+@pytest.fixture
+def drawing(world: World, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Settings that draw groups of four at ten places."""
+    settings, engine = settings_.load(), FakeEngine()
+    train = settings.train.model_copy(update={"groups": Groups(places=10, size=4), "actions": ("written", "drawn")})
+    changed = settings.model_copy(update={"train": train})
+    monkeypatch.setattr("infra.settings.load", lambda: changed)
+    monkeypatch.setattr("tasks.steps.reward.engine_models", engine)
+    return engine
+
+
+def manifest_and_samples(world: World) -> tuple[Manifest, list[Sample]]:
+    manifest = Manifest.model_validate(world.store.get_json("cycles/cycle-000001/manifest.json"))
+    return manifest, world.store.get_rows(manifest.samples.key, Sample)
+
+
+def test_groups_are_sealed_with_the_samples_and_a_resumed_cycle_draws_none_anew(world: World, drawing: FakeEngine) -> None:
+    """A drawn row is one of the user whose place it is, who is forgotten with it."""
     ship_settled(world, 120)
     world.training = Killed()
     with pytest.raises(Killed):
         cycle()
     world.training = None
     assert cycle().version == "2"
-    assert drawn == ["version-1"] and world.trained_on[0] == world.trained_on[1]
-    manifest = Manifest.model_validate(world.store.get_json("cycles/cycle-000001/manifest.json"))
-    groups = [s for s in world.store.get_rows(manifest.samples.key, Sample) if s.outcome == "judged"]
-    assert len(groups) == 40 and {s.policy_version for s in groups} == {"1"}
+    assert drawing.drawn == ["version-1"] and world.trained_on[0] == world.trained_on[1]
+    manifest, sealed = manifest_and_samples(world)
+    groups = [s for s in sealed if s.outcome == "judged"]
+    assert len(groups) == 30 and {s.policy_version for s in groups} == {"1"}
     assert all((s.advantage > 0) == s.completion_id.endswith("drawn-1") for s in groups)
+    assert not any(s.advantage for s in sealed if s.outcome != "judged"), "served actions do not teach"
+    assert manifest.acceptance and manifest.acceptance.verdicts == 120 and not manifest.notes
+    of_place = {s.completion_id: s.user for s in sealed}
+    assert all(s.user == of_place[s.completion_id.split("/")[0]] for s in groups)
     gone = groups[0].user
     forget(world.store, world.registry.client, request(gone, "", NOW + 200, "test", ""), NOW + 200, dry_run=False)
     (left,) = (key for key in world.store.keys("cycles/cycle-000001/samples-"))
     assert gone not in {s.user for s in world.store.get_rows(left, Sample)}
+
+
+def test_without_enough_verdicts_the_written_text_alone_is_trained_on_and_the_manifest_notes_it(
+    world: World, drawing: FakeEngine
+) -> None:
+    ship_settled(world, 60)
+    assert cycle().version == "2"
+    manifest, sealed = manifest_and_samples(world)
+    assert drawing.drawn == [] and not [s for s in sealed if s.outcome == "judged"] and manifest.acceptance is None
+    (note,) = manifest.notes
+    assert note.startswith("no drawn text teaches, since 20 of 60 judged completions with a settled text are accepted")
+    assert [s for s in sealed if s.settled_token_ids] == list(taught_by(sealed, UpdateSettings(actions=("written", "drawn"))))
+
+
+def test_a_cycle_waits_for_the_engine_that_draws_and_seals_nothing(world: World, drawing: FakeEngine) -> None:
+    ship_settled(world, 120)
+    drawing.away = True
+    state = cycle(return_state=True)
+    assert state.name == "WaitingForEngine" and "HTTP 503" in state.message
+    assert not world.store.exists("cycles/cycle-000001/manifest.json")
+    drawing.away = False
+    assert cycle().version == "2"
 
 
 def ship_settled(world: World, count: int) -> None:
@@ -146,25 +200,31 @@ def ship_settled(world: World, count: int) -> None:
     world.ship("a", completions, events)
 
 
-def test_a_team_whose_editors_are_silent_trains_on_settled_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reports anything; the next request of each file shows what was written."""
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("actions", [("written",), ("written", "served", "drawn")])
+def test_a_team_whose_editors_are_silent_trains_on_settled_text(
+    world: World, monkeypatch: pytest.MonkeyPatch, actions: tuple[str, ...], blank: bool
+) -> None:
+    """Nobody reports anything; the next request of each file shows what was written. A blank completion changes nothing."""
     settings = settings_.load()
-    wanted = settings.train.model_copy(update={"surrogate_weight": 0.0})
+    wanted = settings.train.model_copy(update={"actions": actions})
     monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"train": wanted}))
     completions = []
     for number in range(12):
         who = {"user": f"{number % 6:032x}", "file": f"{number}.py"}
         start = "".join(f"line_{number}_{i} = {i}\n" for i in range(8))
-        text = "written()" if number % 2 else "wrong()"
+        text = "" if blank and not number else "written()" if number % 2 else "wrong()"
         completions.append(completion(str(number), prefix=f"{start}x = ", text=text, time=NOW - 60, **who))
         later = f"{start}x = written()\ny = "
         completions.append(completion(f"later {number}", prefix=later, text="wrong()", time=NOW - 30, **who))
     world.ship("a", completions, [])
     assert cycle().version == "2"
-    manifest = Manifest.model_validate(world.store.get_json("cycles/cycle-000001/manifest.json"))
-    sealed = world.store.get_rows(manifest.samples.key, Sample)
-    assert {row.outcome for row in sealed if row.token_ids} == {"unjudged"} and any(row.advantage < 0 for row in sealed)
-    assert [row for row in sealed if row.settled_token_ids] == list(taught_by(sealed, UpdateSettings(surrogate_weight=0.0))) != []
+    _, sealed = manifest_and_samples(world)
+    assert {row.outcome for row in sealed if row.token_ids} <= {"unjudged", "nothing"}
+    assert any(row.advantage < 0 for row in sealed) == ("served" in actions)
+    options = UpdateSettings.model_validate({"actions": actions})
+    taught = taught_by(sealed, options)
+    assert [row for row in sealed if row.settled_token_ids] == [row for row in taught if row.settled_token_ids] != []
 
 
 def test_a_candidate_that_fails_is_registered_as_failed_and_meets_nobody(labelled: World) -> None:
@@ -254,23 +314,6 @@ def test_training_continues_from_a_promising_candidate_with_the_labels_that_it_h
     experiment = labelled.registry.client.aliases().experiment
     assert experiment
     assert (experiment.champion, experiment.challenger) == ("1", "3"), "every candidate is compared with the champion"
-
-
-def test_the_running_baseline_is_the_mean_of_earlier_cycles(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    default = settings_.load()
-    running = default.reward.model_copy(update={"baseline": "running", "normalise": False})
-    settings = default.model_copy(update={"reward": running, "collect": default.collect.model_copy(update={"min_samples": 3})})
-    monkeypatch.setattr("infra.settings.load", lambda: settings)
-    cycle()
-    prepare_next_cycle(labelled, monkeypatch, True, "rejected")
-    cycle()
-    manifest = Manifest.model_validate(labelled.store.get_json("cycles/cycle-000002/manifest.json"))
-    samples = labelled.store.get_rows(manifest.samples.key, Sample)
-    # The first cycle has three accepts at 0.75 and three rejections at -0.25.
-    assert [s.advantage for s in samples] == pytest.approx([-0.25 - 0.25] * 3)
-    assert sum(r.reward for r in drift.returns(labelled.store, settings)) == pytest.approx(1.5 - 0.75)
-    other = settings.model_copy(update={"reward": default.reward})
-    assert drift.returns(labelled.store, other) == [], "a baseline needs the same reward settings"
 
 
 def test_a_refused_batch_writes_its_quarantined_rows_and_does_not_train(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:

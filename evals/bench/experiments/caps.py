@@ -102,7 +102,9 @@ def batch(window: pl.DataFrame, known: pl.DataFrame, limits: Collect, mark: str)
     labelled = users.with_admission(window.sample(fraction=1, shuffle=True, seed=0), register)
     accounting = classify(labelled, {"1": 0}, np.inf, limits, WindowCounts(window.height))
     assert sum(accounting.buckets.values()) == window.height
-    made = reward_samples(with_settled_tokens(without_context_lines(accounting.samples), None), Reward(), weight_shares(limits))
+    made = reward_samples(
+        with_settled_tokens(without_context_lines(accounting.samples), None), Reward(), weight_shares(limits)
+    ).samples
     theirs = made.filter(pl.col("user").str.starts_with(mark))
     weight = float(made["advantage"].abs().sum())
     weight_share = float(theirs["advantage"].abs().sum()) / (weight or 1.0)

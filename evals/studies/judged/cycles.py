@@ -2,8 +2,9 @@
 
 Two recipes make samples. `ours`: a simulated developer accepts a completion whose score reaches a threshold, as in RLinf's online
 example (2025, "Cursor online reinforcement learning", section 4), with one completion for each request. `GRPO`: groups of
-completions of the same position, without a value model (Shao et al. 2024, "DeepSeekMath", section 4.1.2); the reward is the score
-divided by the highest score.
+completions of the same position, without a value model (Shao et al. 2024, "DeepSeekMath", section 4.1.2, here with a
+leave-one-out baseline and without the deviation); the reward is the score divided by the highest score. Both are actions of the
+objective that a cycle has (tasks/rewards/actions.py).
 """
 
 import math
@@ -19,9 +20,11 @@ from infra.records import Sample
 from infra.settings import Settings
 from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation import judge as judges
-from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
+from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
-from tasks.rewards.reward import group_advantages
+from tasks.rewards.actions import decide
+from tasks.rewards.reward import DrawnAction
 from tasks.trainer.job import REFUSED_NAME
 from tasks.trainer.run import TrainingFailed
 
@@ -136,17 +139,20 @@ def sample_groups(
     """Sample `group_size` completions at each position, score them, and estimate their advantages within each group."""
     repeated = [position for position in positions for _ in range(group_size)]
     completions, scores = complete_and_score(generator, judge, repeated, settings, temperature, seed, whole)
-    samples: list[Sample] = []
+    actions: list[DrawnAction] = []
     for start in range(0, len(repeated), group_size):
         known = [score.score for score in scores[start : start + group_size] if isinstance(score, judges.Scored)]
         for number, score in enumerate(known if len(known) == group_size else (), start):
             made = completions[number]
             values = {"shown_characters": len(made.text.rstrip("\n")), "reward": score / judges.HIGHEST, "outcome": "judged"}
-            samples.append(_sample(f"offline-{seed}-{number}", version, made, temperature, **values))
-    rewards = [s.reward for s in samples]
-    advantages = group_advantages(rewards, [s.prompt_token_ids for s in samples])
-    taught = tuple(s.model_copy(update={"advantage": a}) for s, a in zip(samples, advantages, strict=True))
-    return Taught(taught, judges.HIGHEST * sum(rewards) / max(len(rewards), 1), _failures(scores))
+            place = f"offline-{seed}-{start // group_size}"
+            sample = _sample(f"{place}/drawn-{number - start + 1}", version, made, temperature, **values)
+            actions.append(DrawnAction(sample, place, "drawn", 1 / group_size))
+    among_themselves = settings.reward.model_copy(update={"silence": False})
+    found = decide([], [one.action for one in actions], (), among_themselves, ("drawn",))
+    taught = tuple(one.sample.model_copy(update={"advantage": a}) for one, a in zip(actions, found, strict=True))
+    mean = sum(one.sample.reward for one in actions) / max(len(actions), 1)
+    return Taught(taught, judges.HIGHEST * mean, _failures(scores))
 
 
 def complete_and_score(
@@ -168,9 +174,16 @@ def complete_and_score(
 def write_update(folder: Path, parent: Path, samples: Sequence[Sample], settings: Settings, version: str = VERSION) -> Path:
     """Write samples and a job that trains a checkpoint on them to a folder; return the job's file.
 
-    The samples have no settled text, so the surrogate teaches, whatever a cycle's update does.
+    The samples have no settled text, so the served and drawn actions teach, whatever a cycle's update does. A minibatch counts
+    places: it has as many completions as the settings ask for, and one place of each process at least.
     """
-    return update.job_of(folder, parent, samples, version, settings.train.model_copy(update={"surrogate_weight": 1.0}))
+    train = settings.train
+    share = len({sample.prompt_token_ids for sample in samples}) / max(len(samples), 1)
+    changes = {
+        **{"actions": ("served", "drawn"), "surrogate_weight": 1.0},
+        "minibatch": max(train.processes, round(train.minibatch * share)),
+    }
+    return update.job_of(folder, parent, samples, version, train.model_copy(update=changes))
 
 
 def _failures(scores: Sequence[judges.Judgement]) -> Counter[str]:

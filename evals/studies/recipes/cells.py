@@ -33,7 +33,8 @@ from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.serving import Sampling, Showing
 from infra.storage.store import from_parquet, to_parquet
-from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
+from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, fit
 from tasks.trainer.job import CHECKPOINT_NAME
 

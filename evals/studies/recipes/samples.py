@@ -19,16 +19,19 @@ from infra.settings import Settings
 from infra.settings.schema import Groups, Reward
 from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation.judge import ReferenceJudge
-from tasks.evaluation.models.generation import Generator, SampledCompletion
+from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
+from tasks.evaluation.models.generation import Generator
 from tasks.labels import context_lines
 from tasks.labels.samples import SettledTokens
+from tasks.rewards.reward import DrawnAction
 from tasks.rewards.sampled_groups import SettledPlace, draw
 
 GROUP_SIZE = 8
 SPARE = 1.3
 """Rows of the control's pool for each row that is chosen from it."""
 RLINF_TEMPERATURE = 0.1
-RLINF_REWARD = Reward(accepted=1.0, rejected=0.0, baseline="none", normalise=False)
+RLINF_REWARD = Reward(accepted=1.0, rejected=0.0)
+"""Silence, with the reward 0, is the only other action of a place: theirs has no baseline."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +181,8 @@ def rlinf_samples(given: Interactions) -> list[Sample]:
     return update.rewarded(samples, RLINF_REWARD)
 
 
-def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
-    """Return the rows of groups as a cycle draws them, at the positions of shown completions.
+def drawn_actions(given: Interactions, shown: Sequence[Sample]) -> Sequence[DrawnAction]:
+    """Return the actions of groups as a cycle draws them, at the positions of shown completions.
 
     Raises ValueError where there are no groups.
     """
@@ -200,12 +203,17 @@ def drawn_samples(given: Interactions, shown: Sequence[Sample]) -> list[Sample]:
             accepted={"accepted": True, "rejected": False}.get(sample.outcome) if sample else None,
         )
         places.append(place)
-    temperature = EXPLORING_TEMPERATURE
-    wanted = Groups(places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=temperature)
-    found = draw(places, given.version, lambda asked: given.sampled(asked, temperature), wanted, settings.reward, {})
+    wanted = Groups(places=given.count // GROUP_SIZE, size=GROUP_SIZE, temperature=EXPLORING_TEMPERATURE)
+
+    def sampler(asked: Sequence[SettledPlace]) -> Sequence[DrawnGroup]:
+        contexts = [(place.prefix, place.suffix) for place in asked]
+        most = settings.serving.sampling.max_tokens
+        return given.generator.groups(contexts, wanted.size, most, wanted.temperature, given.seed)
+
+    found = draw(places, given.version, sampler, wanted, settings.reward)
     if found.reason:
-        raise ValueError(f"--interactions: no groups, since there are {found.reason}; ask for more")
-    return list(found.samples)
+        raise ValueError(f"--interactions: no groups, since {found.reason}; ask for more")
+    return found.actions
 
 
 def judge_groups(given: Interactions) -> list[Sample]:
@@ -247,12 +255,15 @@ class Recipe:
     training: Mapping[str, Any]
 
 
-SURROGATE: dict[str, Any] = {"surrogate_weight": 1.0, "learning_rate": 4e-4, "final_rate": 1.0}
+SURROGATE: dict[str, Any] = {
+    **{"actions": ("served", "drawn"), "surrogate_weight": 1.0, "proximal": "step"},
+    **{"learning_rate": 4e-4, "final_rate": 1.0},
+}
 SERVED_SURROGATE = SURROGATE | {"learning_rate": 1e-4}
 """At a low temperature the same rate moves the policy further."""
 PLAIN_PPO = SURROGATE | {"clip_low": 0.2, "clip_high": 0.2, "frozen_layers": 0}
-SETTLED: dict[str, Any] = {"surrogate_weight": 0.0}
-BOTH: dict[str, Any] = {"surrogate_weight": 0.1}
+SETTLED: dict[str, Any] = {"actions": ("written",), "surrogate_weight": 0.0}
+BOTH: dict[str, Any] = {"actions": ("written", "served", "drawn"), "surrogate_weight": 0.1}
 
 
 def as_served(given: Interactions, settled: bool = False) -> list[Sample]:
@@ -263,7 +274,9 @@ def as_served(given: Interactions, settled: bool = False) -> list[Sample]:
 def with_groups(given: Interactions) -> list[Sample]:
     """Return the samples of `both`, and of groups that the policy draws at the settled positions."""
     shown = as_served(given, True)
-    return [*shown, *drawn_samples(given, shown)]
+    own = [sample for sample in shown if sample.outcome != "standing"]
+    others = [sample for sample in shown if sample.outcome == "standing"]
+    return [*update.rewarded(own, given.settings.reward, drawn=drawn_actions(given, own)), *others]
 
 
 def silent_samples(given: Interactions) -> list[Sample]:

@@ -15,7 +15,7 @@ from evals.developers import Pause
 from infra.model.past_acceptance import PastAcceptance
 from infra.model.showing import Decision, Place, decide
 from infra.records import ShowLevel
-from tasks.evaluation.models.generation import SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.labels import LabelledCompletion, kept_up_to
 from tasks.statistics.ratios import margin
 

@@ -28,6 +28,33 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class SampledCompletion:
+    """A sampled completion with the tokens and log-probabilities that a policy update reads."""
+
+    prompt: tuple[int, ...]
+    """Token ids of the prompt."""
+    tokens: tuple[int, ...]
+    """Sampled token ids, including the end token if it was sampled."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each token under the distribution it was drawn from."""
+    text: str
+    """The decoded tokens without the end token."""
+
+
+@dataclass(frozen=True)
+class DrawnGroup:
+    """Completions of one prompt."""
+
+    prompt: tuple[int, ...]
+    """Token ids of the prompt."""
+    completions: tuple[SampledCompletion, ...]
+    end: int
+    """The end token, which alone is silence."""
+    silence: float
+    """Log-probability of the end token as the first one, at temperature 1."""
+
+
+@dataclass(frozen=True)
 class Text:
     """Converts text to tokens and back with a checkpoint's tokenizer."""
 

@@ -66,8 +66,31 @@ class EngineModels:
             EngineAway: the engine does not answer.
             EngineRefused: the checkpoint does not fit, or a prompt is too long.
         """
+        return [result.tokens for result in self._sampled(checkpoint, prompts, sampling, ends, progress)]
+
+    def sample_with_logprobs(
+        self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        """Return the tokens as `sample`, and the log-probability of each under the distribution that it was drawn from.
+
+        Raises:
+            EngineAway: the engine does not answer.
+            EngineRefused: the checkpoint does not fit, or a prompt is too long.
+        """
+        results = self._sampled(checkpoint, prompts, sampling, ends, progress, with_logprobs=True)
+        return [(result.tokens, result.logprobs) for result in results]
+
+    def _sampled(
+        self,
+        checkpoint: Path,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        ends: Sequence[int],
+        progress: Progress,
+        with_logprobs: bool = False,
+    ) -> list[BatchResult]:
         version = self.load(checkpoint)
-        found: list[tuple[int, ...]] = []
+        found: list[BatchResult] = []
         for start in range(0, len(prompts), ROWS):
             rows = prompts[start : start + ROWS]
             batch = Batch(
@@ -77,8 +100,9 @@ class EngineModels:
                 max_tokens=sampling.max_tokens,
                 temperature=sampling.temperature,
                 stop_token_ids=tuple(ends),
+                with_logprobs=with_logprobs,
             )
-            found += [result.tokens for result in self._run(batch, progress)]
+            found += self._run(batch, progress)
         return found
 
     def score(self, checkpoint: Path, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, ...]]:

@@ -7,7 +7,6 @@ depend on its batch, and two checkpoints get the same draws at the same position
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,7 @@ from transformers.utils import logging
 
 from infra.model.line_ends import normal
 from infra.settings.schema import Model
-from tasks.evaluation.models.base import Text
-
-
-@dataclass(frozen=True)
-class SampledCompletion:
-    """A sampled completion with the tokens and log-probabilities that a policy update reads."""
-
-    prompt: tuple[int, ...]
-    """Token ids of the prompt."""
-    tokens: tuple[int, ...]
-    """Sampled token ids, including the end token if it was sampled."""
-    logprobs: tuple[float, ...]
-    """Log-probability of each token under the distribution it was drawn from."""
-    text: str
-    """The decoded tokens without the end token."""
+from tasks.evaluation.models.base import DrawnGroup, SampledCompletion, Text
 
 
 class Generator:
@@ -81,6 +66,36 @@ class Generator:
         draws = [(seed, row) for row in range(len(prompts))]
         return self.sample_prompts(prompts, draws, max_tokens, temperature, newlines=whole, batch=batch, progress=progress)
 
+    def groups(
+        self,
+        contexts: Sequence[tuple[str, str]],
+        size: int,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        batch: int = 64,
+        *,
+        whole: bool = False,
+    ) -> list[DrawnGroup]:
+        """Return `size` completions of each (prefix, suffix), whose prompt is computed once, and the chance of silence there."""
+        prompts = self.prompts(contexts)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        groups: dict[int, DrawnGroup] = {}
+        end, places = self._renderer.end, max(1, batch // size)
+        for start in range(0, len(order), places):
+            numbers = order[start : start + places]
+            draws = [(seed, number, copy) for number in numbers for copy in range(size)]
+            rows, first = self._sample_batch([prompts[i] for i in numbers], draws, max_tokens, temperature, whole, size)
+            for index, number in enumerate(numbers):
+                made = [self._completion(prompts[number], row) for row in rows[index * size : (index + 1) * size]]
+                groups[number] = DrawnGroup(tuple(prompts[number]), tuple(made), end, float(first[index, end]))
+        return [groups[number] for number in range(len(prompts))]
+
+    def _completion(self, prompt: Sequence[int], sampled: Sequence[tuple[int, float]]) -> SampledCompletion:
+        tokens, logprobs = zip(*sampled, strict=True)
+        text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
+        return SampledCompletion(tuple(prompt), tokens, logprobs, normal(text))
+
     def sample_prompts(
         self,
         prompts: Sequence[list[int]],
@@ -103,11 +118,9 @@ class Generator:
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
             rows_draws = [draws[i] for i in rows]
-            sampled_rows = self._sample_batch([prompts[i] for i in rows], rows_draws, max_tokens, temperature, newlines)
+            sampled_rows, _ = self._sample_batch([prompts[i] for i in rows], rows_draws, max_tokens, temperature, newlines)
             for row, sampled in zip(rows, sampled_rows, strict=True):
-                tokens, logprobs = zip(*sampled, strict=True)
-                text = self._tokenizer.decode([token for token in tokens if token not in self._end_ids])
-                completions[row] = SampledCompletion(tuple(prompts[row]), tokens, logprobs, normal(text))
+                completions[row] = self._completion(prompts[row], sampled)
             if progress:
                 progress(len(rows))
         return [completions[row] for row in range(len(prompts))]
@@ -138,9 +151,16 @@ class Generator:
 
     @torch.inference_mode()
     def _sample_batch(
-        self, prompts: list[list[int]], seeds: Sequence[Any], max_tokens: int, temperature: float, newlines: bool
-    ) -> list[list[tuple[int, float]]]:
-        """Return the sampled tokens of each row with their log-probabilities."""
+        self, prompts: list[list[int]], seeds: Sequence[Any], max_tokens: int, temperature: float, newlines: bool, copies: int = 1
+    ) -> tuple[list[list[tuple[int, float]]], torch.Tensor]:
+        """Return the sampled tokens of each row with their log-probabilities, and the first token's log-probabilities, P V.
+
+        Args:
+            prompts: P prompts, each of them for `copies` rows, B in all.
+            seeds: of each row.
+
+        The log-probabilities of the first token are at temperature 1.
+        """
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # B T, padded on the left
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -151,7 +171,7 @@ class Generator:
         draws = np.stack([np.random.default_rng(seed).random(max_tokens) for seed in seeds])
         uniform = torch.tensor(draws, dtype=torch.float64, device=self._device)  # B max_tokens
         position_ids = (mask.cumsum(1) - 1).clamp(min=0)
-        done = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
+        done = torch.zeros(len(seeds), dtype=torch.bool, device=self._device)
         tokens: list[torch.Tensor] = []
         logprobs: list[torch.Tensor] = []
         cache = None
@@ -164,9 +184,14 @@ class Generator:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache = out.past_key_values
-            token = pick_tokens(out.logits[:, -1], temperature, uniform[:, step])  # B
-            distribution = (out.logits[:, -1].float() / (temperature or 1.0)).log_softmax(-1)
+            cache, logits = out.past_key_values, out.logits[:, -1]
+            if step == 0:
+                first = logits.float().log_softmax(-1)
+                if copies > 1:
+                    cache.batch_repeat_interleave(copies)
+                    logits, mask, position_ids = (t.repeat_interleave(copies, 0) for t in (logits, mask, position_ids))
+            token = pick_tokens(logits, temperature, uniform[:, step])  # B
+            distribution = (logits.float() / (temperature or 1.0)).log_softmax(-1)
             logprobs.append(distribution.gather(1, token[:, None])[:, 0])
             tokens.append(torch.where(done, -1, token))
             done = done | torch.isin(token, self._ends)
@@ -174,9 +199,9 @@ class Generator:
             if bool(done.all()):
                 break
             ids, position_ids = token[:, None], position_ids[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(prompts), 1)], dim=1)
+            mask = torch.cat([mask, mask.new_ones(len(seeds), 1)], dim=1)
         sampled_rows = zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
-        return [[(t, logprob) for t, logprob in zip(*row, strict=True) if t >= 0] for row in sampled_rows]
+        return [[(t, logprob) for t, logprob in zip(*row, strict=True) if t >= 0] for row in sampled_rows], first
 
 
 def pick_tokens(logits: torch.Tensor, temperature: float, uniform: torch.Tensor) -> torch.Tensor:

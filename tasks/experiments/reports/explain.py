@@ -90,13 +90,14 @@ def _reward(store: ObjectStore, manifest: Manifest) -> list[str]:
     chosen = object_of(store, manifest.cycle, "settings.json").get("reward", {})
     samples, reward = sum(r.samples for r in manifest.returns), sum(r.reward for r in manifest.returns)
     mean = [f"mean reward {reward / samples:+.4f} over {samples} samples"] if samples else []
-    return [", ".join(f"{name} {value}" for name, value in chosen.items()), *mean]
+    return [", ".join(f"{name} {value}" for name, value in chosen.items()), *mean, *manifest.notes]
 
 
 def _training(metrics: dict[str, Any]) -> list[str]:
     if not metrics:
         return ["no record"]
-    figures = ", ".join(f"{name} {metrics[name]}" for name in ("samples", "tokens", "mean_reward", "entropy") if name in metrics)
+    known = {name: metrics.get(name) for name in ("samples", "tokens", "mean_reward", "entropy")}
+    figures = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     return [f"{len(metrics.get('steps', ()))} steps: {figures}", *metrics.get("notes", ())]
 
 

@@ -47,7 +47,7 @@ class SDPACoreAttention(MegatronModule):
             at = self.positions.at
             q = self.positions.rows(rotated(query[at], cos[at], sin[at]))
             return self.positions.line(self._attend(q, k, v, self.positions.causal_mask(k.size(1)))).flatten(1)
-        return packed.line(self._attend(packed.rows(rotated(query, cos, sin)), k, v, None)).flatten(1)
+        return packed.line(self._attend(packed.rows(rotated(query, cos, sin)), k, v, packed.mask)).flatten(1)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Attend from query [B, n, H, D] to key and value [B, T, G, D] under `mask` [B, 1, n, T], none for the causal one."""

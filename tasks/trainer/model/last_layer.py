@@ -30,7 +30,8 @@ class SelectedPositions:
         width = math.ceil(int(counts.max()) / ROW_MULTIPLE) * ROW_MULTIPLE
         self.at = at
         self._places = row * width + rank
-        self._times = at.new_zeros(len(counts) * width).index_copy(0, self._places, packed.time[at]).view(len(counts), width)
+        self._times = at.new_zeros(len(counts) * width).index_copy(0, self._places, packed.index[at]).view(len(counts), width)
+        self._mask = packed.mask
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
         """Return states [K, ...] of the positions as [B, n, ...], zero where a sample has fewer."""
@@ -43,6 +44,9 @@ class SelectedPositions:
 
     def causal_mask(self, length: int) -> torch.Tensor:
         """Return which of the first `length` tokens of its sample each position attends to, [B, 1, n, length] bool."""
+        if self._mask is not None:
+            samples = torch.arange(len(self._times), device=self.at.device)[:, None]
+            return self._mask[samples, 0, self._times][:, None]
         return (torch.arange(length, device=self.at.device) <= self._times[..., None])[:, None]
 
 

@@ -21,28 +21,45 @@ class Packed(PackedSeqParams):
     The padding behind a row is hidden from its tokens by causality, and its gradient is zero.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """Pack samples of the given lengths, in their order."""
+    def __init__(self, lengths: Sequence[int], device: torch.device, parts: Sequence[Sequence[int]] = ()) -> None:
+        """Pack samples of the given lengths, in their order.
+
+        Args:
+            parts: tokens of each sample's prompt and of each of its completions, which all follow the prompt and do not see each
+                other; empty: each sample is one sequence. A sample's length beyond its parts is padding.
+        """
         counts = torch.tensor(lengths)
         starts, longest = counts.cumsum(0) - counts, math.ceil(max(lengths) / ROW_MULTIPLE) * ROW_MULTIPLE
         bounds = torch.cat([starts, counts.sum()[None]]).int().to(device)
         super().__init__("thd", bounds, bounds, max_seqlen_q=max(lengths), max_seqlen_kv=max(lengths))
         row = torch.arange(len(lengths)).repeat_interleave(counts)
-        time = torch.arange(len(row)) - starts[row]
+        index = torch.arange(len(row)) - starts[row]
+        time, branch = (torch.cat(rows) for rows in zip(*map(_places, lengths, parts), strict=True)) if parts else (index, None)
         beyond = torch.arange(longest) >= counts[:, None]
         source = (starts[:, None] + torch.arange(longest)).masked_fill(beyond, 0)
         self.row = row.to(device)
         """[N] int64: the sample of each token."""
         self.time = time.to(device)
-        """[N] int64: the token's position in its sample."""
+        """[N] int64: the token's position in its sequence, of a completion's token the prompt's length at least."""
+        self.index = index.to(device)
+        """[N] int64: the token's place in its sample."""
         self.shape = (len(lengths), longest)
         """(B, T)."""
-        self._place = (row * longest + time).to(device)
+        self._place = (row * longest + index).to(device)
         """[N] int64: index of each token in the flattened [B, T]."""
         self._source, self._padding = source.flatten().to(device), beyond.flatten().nonzero().flatten().to(device)
         """[B * T] int64: the token at each index of the flattened [B, T], 0 for padding; and the indices of the padding."""
         self._none = self._padding[:0]
+        self.mask = None if branch is None else self._visible(branch.to(device))
+        """[B, 1, T, T] bool: which tokens of its sample each token sees; none: all up to itself."""
         self._angles: dict[tuple[float, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def _visible(self, branch: torch.Tensor) -> torch.Tensor:
+        """Return the mask of samples whose tokens [N] are of the prompt, 0, or of a completion, from 1."""
+        of = self.rows(branch)  # B T; behind a sample's end 0, so that a row of the softmax is never empty
+        keys, queries = of[:, None, :], of[:, :, None]
+        ordered = torch.ones(self.shape[1], self.shape[1], dtype=torch.bool, device=branch.device).tril()
+        return (((keys == 0) | (keys == queries)) & ordered)[:, None]
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
         """Return states [N, ...] as [B, T, ...], zero behind a sample's end."""
@@ -61,6 +78,14 @@ class Packed(PackedSeqParams):
             turns = self.time[:, None, None] * rates
             self._angles[key] = turns.cos().to(dtype), turns.sin().to(dtype)
         return self._angles[key]
+
+
+def _places(length: int, parts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the position of each token of a sample in its sequence, and its part; padding is a part of its own."""
+    prompt, *completions = parts
+    sizes = [*completions, length - sum(parts)]
+    time = [torch.arange(prompt), *(prompt + torch.arange(size) for size in sizes)]
+    return torch.cat(time), torch.arange(len(sizes) + 1).repeat_interleave(torch.tensor([prompt, *sizes]))
 
 
 class _Permuted(torch.autograd.Function):

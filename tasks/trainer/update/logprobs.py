@@ -28,7 +28,8 @@ from tasks.trainer.update.losses import LogprobAndEntropy, Outputs
 def logits_of(megatron: Any, batch: MicroBatch) -> torch.Tensor:
     """Return logits that predict sampled, settled and prompt tokens, [1, K + S + C, V / TP], on the last stage."""
     device = next(megatron.parameters()).device
-    packed, at = Packed(batch.lengths, device), torch.cat([batch.at, batch.settled_at, batch.context_at]).to(device)
+    packed = Packed(batch.lengths, device, batch.parts)
+    at = torch.cat([batch.at, batch.settled_at, batch.context_at]).to(device)
     with at_positions(megatron, at, packed):
         return megatron(batch.tokens.to(device)[None], packed.time[None], attention_mask=None, packed_seq_params=packed)
 

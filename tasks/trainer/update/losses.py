@@ -1,4 +1,4 @@
-"""The PPO objective: pure functions over tensors.
+"""The PPO objective: pure functions over tensors. tasks/rewards/actions.py has its equation, and decides on the advantages.
 
 Legend: B samples of a micro-batch, T tokens of a padded sample, K sampled and S settled tokens of a micro-batch, V tokens of
 the vocabulary, of which a tensor-parallel rank holds V / TP. Arguments are [B, T] (or [K]) and float32; `mask` is 1 on sampled
@@ -35,12 +35,12 @@ class Clip(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """Sums over the micro-batch; divide by the number of tokens for means."""
+    """Of a micro-batch."""
 
     loss: torch.Tensor
-    """Scalar: the negated clipped surrogate."""
+    """Scalar: the negated clipped surrogate, summed over tokens."""
     clipped: torch.Tensor
-    """Scalar: tokens where the clip is active."""
+    """[B, T] (or [K]): 1 where the clip is active."""
 
 
 def importance_weights(proximal: torch.Tensor, behaviour: torch.Tensor, bound: float) -> torch.Tensor:
@@ -66,7 +66,7 @@ def clipped_surrogate(
     if clip.dual:
         floored = (advantage < 0) & (objective < clip.dual * advantage)
         objective, clipped = torch.where(floored, clip.dual * advantage, objective), clipped | floored
-    return Surrogate(-(importance * objective * mask).sum(), (clipped.float() * mask).sum())
+    return Surrogate(-(importance * objective * mask).sum(), clipped.float() * mask)
 
 
 def k3_divergence(sampler: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -228,13 +228,16 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
         loss = loss - options.entropy_weight * entropy
     weights_of_text = batch.settled_weight.to(policy.device)
     settled = settled_loss(outputs.settled_losses, weights_of_text, batch.settled_lengths, options, batch.settled_ceilings)
+    loss = loss + options.settled_weight * settled.loss + options.context_weight * outputs.context_loss
     with torch.no_grad():
         from_behaviour, from_anchor = policy - behaviour, policy - anchor
         ratio = from_behaviour.clamp(max=MAX_LOG_RATIO).exp()
+        drift = k3_divergence(torch.zeros_like(from_anchor), from_anchor.clamp(max=MAX_LOG_RATIO))
+        drawn = batch.drawn.to(policy)
         sums = Sums(
             loss=loss,
-            clipped=surrogate.clipped,
-            kl=k3_divergence(torch.zeros_like(from_anchor), from_anchor.clamp(max=MAX_LOG_RATIO)).sum(),
+            clipped=surrogate.clipped.sum(),
+            kl=drift.sum(),
             bounded=(weights >= options.importance_bound).float().sum(),
             settled=settled.total,
             settled_inside=settled.inside,
@@ -247,6 +250,11 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
             weight=ratio.sum(),
             weight_squared=ratio.square().sum(),
             gap=from_behaviour.abs().sum(),
+            drawn_tokens=drawn.sum(),
+            drawn_clipped=(surrogate.clipped * drawn).sum(),
+            drawn_kl=(drift * drawn).sum(),
+            drawn_weight=(ratio * drawn).sum(),
+            drawn_weight_squared=(ratio.square() * drawn).sum(),
         )
         report = Report(torch.stack([part.detach() for part in sums]), from_anchor)
-    return loss + options.settled_weight * settled.loss + options.context_weight * outputs.context_loss, report
+    return loss, report

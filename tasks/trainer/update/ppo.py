@@ -33,12 +33,21 @@ from tasks.trainer.memory.fit import check_fits
 from tasks.trainer.model import flops, matmul
 from tasks.trainer.model.process_group import Parallel, node_and_place, process_memory
 from tasks.trainer.update import optimizer_state, reports, safety, stored
-from tasks.trainer.update.batches import FixedPolicies, MicroBatch, micro_batches, minibatches
+from tasks.trainer.update.batches import (
+    FixedPolicies,
+    MicroBatch,
+    is_drawn,
+    micro_batches,
+    minibatches,
+    places_of,
+    rows_of,
+    size_of,
+)
 from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, settled_logprobs, shape_of
 from tasks.trainer.update.losses import objective
-from tasks.trainer.update.targets import likely_enough, taught_by, trained_part
+from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_written_text, without
 
 AGREEMENT_SAMPLES = 64
 """Most samples of the current version, spread over the update, on which trainer and server are compared."""
@@ -90,6 +99,13 @@ class UpdateResult:
         self.notes.append(text)
         log.info(text)
 
+    def take(self, metrics: StepMetrics, bounded: float, samples: Sequence[int], name: str) -> None:
+        """Count a step that was taken, and log its metrics."""
+        log.info("%s: %s", name, metrics.model_dump_json(exclude_none=True))
+        self.steps.append(metrics)
+        self.bounded += bounded
+        self.trained.update(samples)
+
 
 def update(
     model: TrainedModel, samples: Sequence[Sample], job: Job, policies: FixedPolicies, scale: LogitScale, peak: float = 0.0
@@ -104,56 +120,77 @@ def update(
         ValueError: a minibatch has fewer samples than there are data-parallel ranks.
     """
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-    _check_minibatch(job, len(samples), ranks)
+    places, settled = places_of(samples), uses_written_text(job)
+    _check_minibatch(job, len(places), ranks)
     result = UpdateResult()
-    context, settled = job.context_tokens if job.context_weight else 0, job.settled_weight > 0
-    steps = list(minibatches(len(samples), job.minibatch, job.epochs, job.seed))
-    for number, indices in enumerate(steps, 1):
-        rows = [samples[i] for i in indices]
-        if reason := safety.empty_refusal(rows):
+    context = job.context_tokens if job.context_weight else 0
+    steps = list(minibatches(len(places), job.minibatch, job.epochs, job.seed))
+
+    def taught_at(numbers: Sequence[int]) -> list[list[int]]:
+        return [some for n in numbers if (some := [i for i in places[n] if _teaches(samples[i], settled)])]
+
+    def accumulated(step: Sequence[Sequence[int]]) -> reports.Totals:
+        own = [i for place in step[rank::ranks] for i in place]
+        most = job.micro_batch_tokens, policies, context, settled, job.micro_batch_positions
+        batches = micro_batches(samples, own, *most)
+        return total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
+
+    for number, numbers in enumerate(steps, 1):
+        step = taught_at(numbers)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        if reason := safety.empty_refusal([samples[i] for place in step for i in place], len(step), ranks):
             result.note(f"step {number} refused: {reason}")
             continue
-        start, cpu_start = time.perf_counter(), time.process_time()
-        own = indices[rank::ranks]
-        batches = micro_batches(
-            samples, own, job.micro_batch_tokens, policies, context, settled, positions=job.micro_batch_positions
-        )
-        rate = learning_rate(job, number, len(steps))
-        totals = total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
-        sums = totals.sums
+        totals = accumulated(step)
+        if drift := safety.drift(totals, job.max_kl):
+            scale.drop_gradient()
+            samples = [without(sample, sampled=True, settled=False) for sample in samples]
+            goes_on = any(_teaches(sample, settled) for sample in samples)
+            rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
+            result.note(f"step {number} and on: {drift}, {rest}")
+            if not goes_on:
+                break
+            if len(step := taught_at(numbers)) < ranks:
+                continue
+            totals = accumulated(step)
         if reason := safety.step_refusal(totals, model.gradient_is_finite(), job.max_ratio):
             scale.drop_gradient()
             result.note(f"step {number} refused: {reason}")
             continue
-        if job.max_kl and (kl := sums.kl / max(sums.tokens, 1)) > job.max_kl:
-            result.note(f"step {number} and on: KL {kl:.4g} a token is above max_kl = {job.max_kl}, the other steps are left out")
-            break
+        rate, trained = learning_rate(job, number, len(steps)), [i for place in step for i in place]
         norm = model.apply(rate)
-        scale.step(sums.tokens + sums.settled_tokens)
-        sizes = list(_sizes(rows, context, settled))
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        operations = flops.of_step(model.hf_config, sizes, job.frozen_layers)
-        readings = {
-            **{"gradient_norm": norm, "logit_scale": scale.factor, "learning_rate": rate},
-            **{"seconds": seconds, "cpu_seconds": cpu_seconds},
-            "tokens_per_second": sum(length for length, _ in sizes) / seconds,
-            "efficiency": operations / seconds / peak if peak else 0.0,
-        }
-        metrics = reports.metrics(totals, rows, readings)
-        log.info("step %d of %d: %s", number, len(steps), metrics.model_dump_json())
-        result.steps.append(metrics)
-        result.bounded += sums.bounded
-        result.trained.update(indices)
+        scale.step(totals.sums.tokens + totals.sums.settled_tokens)
+        rows, seconds, cpu_seconds = [samples[i] for i in trained], time.perf_counter() - start, time.process_time() - cpu_start
+        readings = {"gradient_norm": norm, "logit_scale": scale.factor, "learning_rate": rate}
+        readings |= _speed(model, rows, job, seconds, cpu_seconds, peak)
+        result.take(reports.metrics(totals, rows, job, readings), totals.sums.bounded, trained, f"step {number} of {len(steps)}")
     if not result.steps:
         raise safety.HarmfulUpdate(f"no step was taken; {'; '.join(result.notes[:3])}")
     return result
 
 
-def _check_minibatch(job: Job, samples: int, ranks: int) -> None:
-    smallest = min(map(len, minibatches(samples, job.minibatch, 1, job.seed)))
+def _teaches(sample: Sample, settled: bool) -> bool:
+    return bool(sample.token_ids) or (settled and bool(sample.settled_token_ids))
+
+
+def _speed(
+    model: TrainedModel, rows: Sequence[Sample], job: Job, seconds: float, cpu_seconds: float, peak: float
+) -> dict[str, float]:
+    """Return a step's times, and its rates."""
+    sizes = list(_sizes(rows, job))
+    operations = flops.of_step(model.hf_config, sizes, job.frozen_layers)
+    return {
+        **{"seconds": seconds, "cpu_seconds": cpu_seconds},
+        "tokens_per_second": sum(length for length, _ in sizes) / seconds,
+        "efficiency": operations / seconds / peak if peak else 0.0,
+    }
+
+
+def _check_minibatch(job: Job, places: int, ranks: int) -> None:
+    smallest = min(map(len, minibatches(places, job.minibatch, 1, job.seed)))
     if smallest < ranks:
         raise ValueError(
-            f"minibatch = {job.minibatch}: {samples} samples make a minibatch of {smallest}, expected one for each of "
+            f"minibatch = {job.minibatch}: {places} places make a minibatch of {smallest}, expected one for each of "
             f"{ranks} data-parallel ranks; raise minibatch or train with fewer processes"
         )
 
@@ -164,15 +201,11 @@ def learning_rate(job: Job, step: int, steps: int) -> float:
     return job.learning_rate * warm * (1 - (1 - job.final_rate) * (step - 1) / max(1, steps - 1))
 
 
-def _sizes(samples: Sequence[Sample], context: int, settled: bool) -> Iterator[tuple[int, int]]:
-    """Yield for each row its tokens, and the number of positions at which logits are computed."""
-    for sample in samples:
-        prompt = len(sample.prompt_token_ids)
-        prompted = max(0, min(context, prompt - 2))
-        if sample.token_ids:
-            yield prompt + len(sample.token_ids), len(sample.token_ids) + prompted
-        if settled and (written := len(sample.settled_token_ids)):
-            yield prompt + written, written + (0 if sample.token_ids else prompted)
+def _sizes(samples: Sequence[Sample], job: Job) -> list[tuple[int, int]]:
+    """Return for each row its tokens, and the number of positions at which logits are computed."""
+    context = job.context_tokens if job.context_weight else 0
+    rows = rows_of(samples, range(len(samples)), uses_written_text(job))
+    return [size_of(samples, row, context) for row in rows]
 
 
 def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job) -> safety.Agreement | None:
@@ -183,7 +216,7 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
     """
     current = [i for i, s in enumerate(samples) if s.token_ids and s.policy_version == job.current_version]
     # The server did not sample completions that a cycle drew itself.
-    current = [i for i in current if samples[i].outcome != "judged"] or current
+    current = [i for i in current if not is_drawn(samples[i])] or current
     compared = current[:: math.ceil(len(current) / AGREEMENT_SAMPLES) or 1]
     logprobs = current_logprobs(model, samples, compared, job.micro_batch_tokens, job.micro_batch_positions)
     # At a temperature T, the same difference of logits is 1 / T times as large.
@@ -211,7 +244,7 @@ def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], me
     Raises:
         DoesNotFit: names the need, the memory and the settings that fit.
     """
-    rows = list(_sizes(samples, job.context_tokens if job.context_weight else 0, job.settled_weight > 0))
+    rows = _sizes(samples, job)
     tokens = max(max(length for length, _ in rows), min(job.micro_batch_tokens, sum(length for length, _ in rows)))
     densest = max(selected / length for length, selected in rows)
     size = MicroBatchSize(tokens, min(job.micro_batch_positions or tokens, math.ceil(tokens * densest)))
@@ -272,7 +305,7 @@ def run(job: Job) -> Metrics:
 
     clock.append(("starting log-probabilities", time.monotonic()))
     agreement = compare_with_server(model, every, job)
-    if job.settled_least_power and job.settled_weight:
+    if job.settled_least_power and uses_written_text(job):
         settled = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
         samples = likely_enough(samples, log_powers(samples, settled_logprobs(model, samples, job, settled), 1.0, job), job)
     trained_rows = trained_part(samples, job)
@@ -288,7 +321,8 @@ def run(job: Job) -> Metrics:
     model.save(job.output / CHECKPOINT_NAME, torch.float32, job.checkpoint, scale.factor, job.stored_mantissa)
     clock.append(("end", time.monotonic()))
 
-    metrics = _metrics(samples, len(every), result, agreement, {name: end - begin for (name, begin), (_, end) in pairwise(clock)})
+    seconds = {name: end - begin for (name, begin), (_, end) in pairwise(clock)}
+    metrics = _metrics(trained_rows, len(every), result, agreement, seconds)
     if dist.get_rank() == 0:
         # metrics.json marks the update as complete: it is written last, and atomically.
         partial = job.output / f"{METRICS_NAME}.partial"
@@ -302,15 +336,16 @@ def _metrics(
 ) -> Metrics:
     trained = [samples[i] for i in sorted(result.trained)]
     scored = [sample for sample in trained if sample.token_ids]
-    tokens = sum(len(s.token_ids) for s in trained)
+    tokens = sum(len(s.token_ids) for s in scored)
     return Metrics(
         samples=len(trained),
         skipped=count - len(trained),
         tokens=tokens,
         settled_tokens=sum(len(s.settled_token_ids) for s in trained),
-        mean_reward=sum(s.reward for s in scored) / max(len(scored), 1),
-        entropy=-sum(sum(s.logprobs) for s in scored) / max(tokens, 1),
-        importance_clipped=result.bounded / max(sum(step.tokens for step in result.steps), 1),
+        drawn=sum(is_drawn(sample) for sample in scored),
+        mean_reward=sum(s.reward for s in scored) / len(scored) if scored else None,
+        entropy=-sum(sum(s.logprobs) for s in scored) / tokens if scored else None,
+        importance_clipped=result.bounded / max(sum(step.tokens for step in result.steps), 1) if scored else None,
         logprob_difference_mean=agreement.mean if agreement else None,
         logprob_difference_p99=agreement.p99 if agreement else None,
         logprob_difference_max=agreement.largest if agreement else None,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from infra.records import Sample
 from tasks.trainer.job import StepMetrics
+from tasks.trainer.options import UpdateSettings
 
 Value = TypeVar("Value")
 
@@ -20,7 +21,7 @@ class Sums(NamedTuple, Generic[Value]):
     """Sums over sampled tokens, except where noted."""
 
     loss: Value
-    """Negated surrogate, plus the KL and entropy terms."""
+    """The loss, all terms with their weights."""
     clipped: Value
     """Tokens where the clip is active."""
     kl: Value
@@ -49,13 +50,20 @@ class Sums(NamedTuple, Generic[Value]):
     """(policy / behaviour)^2."""
     gap: Value
     """|ln policy - ln behaviour|."""
+    drawn_tokens: Value
+    """Tokens of drawn actions; the others are of served ones."""
+    drawn_clipped: Value
+    """`clipped` of drawn actions, as the further ones."""
+    drawn_kl: Value
+    drawn_weight: Value
+    drawn_weight_squared: Value
 
 
 class Report(NamedTuple):
     """The report of one micro-batch."""
 
     sums: torch.Tensor
-    """[15] float32, in the order of Sums."""
+    """[20] float32, in the order of Sums."""
     log_ratio: torch.Tensor
     """[K] float32: ln policy - ln anchor."""
 
@@ -88,34 +96,53 @@ def total(reports: Sequence[Report], replicas: dist.ProcessGroup, stages: dist.P
     return Totals(Sums(*sums.tolist()), shared[0])
 
 
-def metrics(totals: Totals, samples: Sequence[Sample], readings: Mapping[str, Any]) -> StepMetrics:
-    """Return a step's metrics from its totals, its samples, and the fields that these do not contain, by name."""
-    sums, log_ratio = totals
-    if not log_ratio.numel():  # a step of settled text alone
-        log_ratio = torch.zeros(1)
-    p01, median, p99 = log_ratio.quantile(torch.tensor([0.01, 0.5, 0.99])).exp().tolist()
-    sampled = max(sums.tokens, 1)
+def metrics(totals: Totals, samples: Sequence[Sample], options: UpdateSettings, readings: Mapping[str, Any]) -> StepMetrics:
+    """Return a step's metrics from its totals, its samples, and the fields that these do not contain, by name.
+
+    A term without a weight has none.
+    """
+    sums = totals.sums
+    found: dict[str, Any] = {"loss": sums.loss / max(sums.tokens + sums.settled_tokens, 1), **readings}
+    found |= {"tokens": int(sums.tokens), "settled_tokens": int(sums.settled_tokens), "drawn_tokens": int(sums.drawn_tokens)}
+    if sums.tokens:
+        found |= _of_sampled(totals, samples)
+    if sums.tokens and options.kl_weight:
+        found |= {"reference_kl": sums.reference_kl / sums.tokens}
+    if sums.settled_tokens:
+        found |= {
+            "settled_loss": sums.settled / sums.settled_tokens,
+            "settled_inside": sums.settled_inside / sums.settled_tokens,
+        }
+    if sums.prompted:
+        found |= {"context_loss": sums.context / sums.prompted}
+    return StepMetrics(**found)
+
+
+def _of_sampled(totals: Totals, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the metrics of served and drawn actions, together and each kind that the step has."""
+    sums = totals.sums
+    p01, median, p99 = totals.log_ratio.quantile(torch.tensor([0.01, 0.5, 0.99])).exp().tolist()
     scored = [sample for sample in samples if sample.token_ids]
-    advantages = torch.tensor([sample.advantage for sample in scored] or [0.0], dtype=torch.float64)
-    return StepMetrics(
-        loss=sums.loss / sampled,
-        reward=sum(sample.reward for sample in scored) / max(len(scored), 1),
-        advantage_mean=advantages.mean().item(),
-        advantage_deviation=advantages.std(correction=0).item(),
-        ratio_p01=p01,
-        ratio_median=median,
-        ratio_p99=p99,
-        ratio_max=log_ratio.max().exp().item(),
-        clip_fraction=sums.clipped / sampled,
-        kl=sums.kl / sampled,
-        reference_kl=sums.reference_kl / sampled,
-        entropy=sums.entropy / sampled,
-        effective_samples=sums.weight**2 / max(sums.tokens * sums.weight_squared, 1e-30),
-        behaviour_gap=sums.gap / sampled,
-        settled_loss=sums.settled / max(sums.settled_tokens, 1),
-        settled_inside=sums.settled_inside / max(sums.settled_tokens, 1),
-        context_loss=sums.context / max(sums.prompted, 1),
-        tokens=int(sums.tokens),
-        settled_tokens=int(sums.settled_tokens),
-        **readings,
-    )
+    advantages = torch.tensor([sample.advantage for sample in scored], dtype=torch.float64)
+    parts = {
+        "": (sums.tokens, sums.clipped, sums.kl, sums.weight, sums.weight_squared),
+        "drawn_": (sums.drawn_tokens, sums.drawn_clipped, sums.drawn_kl, sums.drawn_weight, sums.drawn_weight_squared),
+    }
+    parts["served_"] = tuple(every - drawn for every, drawn in zip(*parts.values(), strict=True))  # type: ignore[assignment]
+    found = {f"{kind}{name}": value for kind, part in parts.items() if part[0] >= 1 for name, value in _of_kind(*part).items()}
+    return found | {
+        "reward": sum(sample.reward for sample in scored) / len(scored),
+        "advantage_mean": advantages.mean().item(),
+        "advantage_deviation": advantages.std(correction=0).item(),
+        "ratio_p01": p01,
+        "ratio_median": median,
+        "ratio_p99": p99,
+        "ratio_max": totals.log_ratio.max().exp().item(),
+        "entropy": sums.entropy / sums.tokens,
+        "behaviour_gap": sums.gap / sums.tokens,
+    }
+
+
+def _of_kind(tokens: float, clipped: float, kl: float, weight: float, weight_squared: float) -> dict[str, float]:
+    effective = weight**2 / max(tokens * weight_squared, 1e-30)
+    return {"clip_fraction": clipped / tokens, "kl": kl / tokens, "effective_samples": effective}

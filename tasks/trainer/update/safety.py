@@ -12,40 +12,6 @@ class HarmfulUpdate(ValueError):
     """The whole update is refused: no checkpoint is written."""
 
 
-GRADED = ("partially_accepted", "judged", "unjudged")
-"""Outcomes with graded rewards: samples of one such outcome still rank completions."""
-
-
-def check_classes(samples: Sequence[Sample]) -> None:
-    """Refuse samples whose rewards do not rank completions, unless only settled text is trained on.
-
-    Samples of one outcome are accepted where all of their advantages have one sign: without a baseline, or against that of
-        earlier cycles, rejections alone teach "less of this", accepts alone "more of this".
-
-    Raises:
-        HarmfulUpdate: every advantage is zero, as when all rewards are equal and their mean is the baseline. Or all samples
-            have one outcome, whose rewards differ by length only, and advantages of both signs: the update would teach length.
-    """
-    settled = any(_teaches_settled(sample) for sample in samples)
-    samples = [sample for sample in samples if sample.token_ids]
-    rewards = sorted({sample.reward for sample in samples})
-    if all(_is_zero(sample) for sample in samples):
-        if settled:
-            return
-        raise HarmfulUpdate(
-            f"advantage = 0 for each of {len(samples)} samples of reward {rewards[:3]}, expected accepts and rejections: "
-            "wait for more labels, or raise collect.min_samples"
-        )
-    outcomes = {sample.outcome for sample in samples}
-    signs = {sample.advantage > 0 for sample in samples if not _is_zero(sample)}
-    if len(outcomes) == 1 and not outcomes & set(GRADED) and len(rewards) > 1 and len(signs) > 1:
-        raise HarmfulUpdate(
-            f"outcome = {samples[0].outcome!r} for each of {len(samples)} samples, expected accepts and rejections: without "
-            f"their mean, rewards differ by length only (rewards {rewards[0]:.4g} to {rewards[-1]:.4g}); wait for more labels, "
-            "raise collect.min_samples, or set reward.baseline to none or running"
-        )
-
-
 def _is_zero(sample: Sample) -> bool:
     return abs(sample.advantage) < 1e-9
 
@@ -99,12 +65,20 @@ def check_agreement(differences: Agreement | None, bound: float, bound_p99: floa
             )
 
 
-def empty_refusal(samples: Sequence[Sample]) -> str | None:
+def empty_refusal(samples: Sequence[Sample], places: int, ranks: int) -> str | None:
     """Return why a step of these samples is refused, or None: without a gradient, Adam would repeat the previous steps'
     direction."""
+    if places < ranks:
+        return f"{places} of its places have a text that teaches, expected one for each of {ranks} data-parallel ranks"
     if any(_teaches_settled(sample) or not _is_zero(sample) for sample in samples):
         return None
     return f"advantage = 0 for each of its {len(samples)} samples"
+
+
+def drift(totals: Totals, bound: float) -> str | None:
+    """Return how far the policy has drifted, if that is above the bound in nats per token; 0: no bound."""
+    kl = totals.sums.kl / max(totals.sums.tokens, 1)
+    return f"KL {kl:.4g} a token is above max_kl = {bound}" if bound and kl > bound else None
 
 
 def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:
@@ -114,7 +88,7 @@ def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str
         return "no sampled or settled token in its samples"
     if not all(map(math.isfinite, (sums.loss, sums.settled, sums.context))):
         return (
-            f"the loss is not finite ({sums.loss} over sampled tokens, {sums.settled} over settled ones, {sums.context} over "
+            f"the loss is not finite ({sums.loss} in all, cross-entropy {sums.settled} over settled tokens, {sums.context} over "
             "prompts); lower learning_rate"
         )
     if not finite_gradient:

@@ -1,41 +1,61 @@
-"""The training targets of samples: sampled tokens, settled text, or both, by the weights of the loss."""
+"""The training targets of samples: served or drawn tokens, settled text, or both, by the actions and weights of the loss."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from infra.records import Sample
 from tasks.trainer.options import UpdateSettings
-from tasks.trainer.update.safety import HarmfulUpdate, check_classes
+from tasks.trainer.update.batches import is_drawn
+from tasks.trainer.update.safety import HarmfulUpdate
 
 
-def uses_sampled_tokens(options: UpdateSettings) -> bool:
-    """Return whether a term of the loss reads the sampled tokens."""
-    return any((options.surrogate_weight, options.kl_weight, options.entropy_weight))
+def uses_written_text(options: UpdateSettings) -> bool:
+    """Return whether the settled text teaches."""
+    return options.settled_weight > 0 and "written" in options.actions
+
+
+def reads_tokens(sample: Sample, options: UpdateSettings) -> bool:
+    """Return whether a term of the loss reads a sample's tokens; an action without an advantage has no part of the surrogate."""
+    kind = "drawn" if is_drawn(sample) else "served"
+    return (
+        bool(sample.token_ids)
+        and kind in options.actions
+        and bool(options.kl_weight or options.entropy_weight or (options.surrogate_weight and sample.advantage))
+    )
 
 
 def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sample]:
     """Return the samples with a target under these weights.
 
     Raises:
-        HarmfulUpdate: no sample has one, or check_classes refuses the sampled tokens.
+        HarmfulUpdate: no sample has one.
     """
-    if uses_sampled_tokens(options):
-        check_classes(samples)
-        return samples
-    settled = [sample for sample in samples if sample.settled_token_ids]
-    if not settled or not options.settled_weight:
+    written = uses_written_text(options)
+    taught = [sample for sample in samples if reads_tokens(sample, options) or (written and sample.settled_token_ids)]
+    if not taught:
+        settled = sum(bool(sample.settled_token_ids) for sample in samples)
+        rewards = sorted({sample.reward for sample in samples if sample.token_ids})
         raise HarmfulUpdate(
-            f"surrogate_weight = 0, settled_weight = {options.settled_weight:g}, {len(settled)} of {len(samples)} samples with a "
-            "settled text: nothing teaches; raise a weight, or wait for settled text (collect.hindsight)"
+            f"nothing teaches: actions = {list(options.actions)}, surrogate_weight = {options.surrogate_weight:g}, "
+            f"settled_weight = {options.settled_weight:g}, {settled} of {len(samples)} samples with a settled text, and no "
+            f"advantage (rewards {rewards[:3]}), expected one or the other; wait for settled text (collect.hindsight) or for "
+            "accepts and rejections, or raise a weight"
         )
-    return settled
+    return taught
 
 
 def trained_part(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sample]:
     """Return the samples with only the tokens that a term of the loss reads, to save the forward pass over the others."""
-    if uses_sampled_tokens(options):
-        return samples
-    return [sample.model_copy(update={"token_ids": (), "logprobs": ()}) for sample in samples]
+    written = uses_written_text(options)
+    return [without(sample, not reads_tokens(sample, options), not written) for sample in samples]
+
+
+def without(sample: Sample, sampled: bool, settled: bool) -> Sample:
+    """Return a sample without its sampled tokens or without its settled text."""
+    removed: dict[str, Any] = {"token_ids": (), "logprobs": ()} if sampled and sample.token_ids else {}
+    removed |= {"settled_token_ids": ()} if settled and sample.settled_token_ids else {}
+    return sample.model_copy(update=removed) if removed else sample
 
 
 def likely_enough(samples: Sequence[Sample], powers: Mapping[int, float], options: UpdateSettings) -> list[Sample]:
@@ -52,8 +72,7 @@ def likely_enough(samples: Sequence[Sample], powers: Mapping[int, float], option
     least = math.log(options.settled_least_power)
     unlikely = {i for i, power in powers.items() if power < least}
     kept = [s.model_copy(update={"settled_token_ids": ()}) if i in unlikely else s for i, s in enumerate(samples)]
-    scored = uses_sampled_tokens(options)
-    found = [sample for sample in kept if sample.settled_token_ids or (scored and sample.token_ids)]
+    found = [sample for sample in kept if sample.settled_token_ids or reads_tokens(sample, options)]
     if not found:
         raise HarmfulUpdate(
             f"settled_least_power = {options.settled_least_power:g}: none of {len(powers)} settled texts is as likely; lower it"

@@ -198,6 +198,19 @@ async def test_draws_have_the_probabilities_of_the_model(engine: RunningEngine, 
         assert abs(count / 600 - chance) < 4 * (chance * (1 - chance) / 600) ** 0.5 + 1 / 600
 
 
+async def test_draws_have_their_log_probabilities_where_a_batch_asks_for_them(
+    engine: RunningEngine, client: EngineClient
+) -> None:
+    batch = Batch("1", [PROMPT] * 3, draws=[1, 2, 1], max_tokens=5, temperature=0.7)
+    _, without = await run_batch(engine, batch)
+    _, lines = await run_batch(engine, replace(batch, with_logprobs=True))
+    assert [line["tokens"] for line in lines] == [line["tokens"] for line in without]
+    assert [line["logprobs"] for line in without] == [[]] * 3 and lines[0]["logprobs"] == lines[2]["logprobs"]
+    for line in lines:
+        exact = tiny_models.logprobs(engine.models["1"], PROMPT, line["tokens"], 0.7)
+        assert line["logprobs"] == pytest.approx(exact, abs=1e-4)
+
+
 async def test_a_batch_scores_the_last_tokens_of_its_prompts(engine: RunningEngine, client: EngineClient) -> None:
     """Beside other requests, of a prompt that is read in chunks, and again from the prefix cache."""
     tokens, long = list(range(40, 52)), [3, *range(20, 420), 2]

@@ -120,3 +120,17 @@ def test_scores_equal_the_log_probabilities_of_the_samples(checkpoint):
     for logprobs, sampled in zip(scores, samples, strict=True):
         assert logprobs == pytest.approx(sampled.logprobs, abs=1e-5)
     assert scores[0] != pytest.approx(generator.score([(samples[0].prompt, samples[0].tokens)])[0])
+
+
+def test_a_group_has_the_completions_of_its_prompt_drawn_one_by_one(checkpoint):
+    generator, size = Generator(checkpoint, MODEL), 3
+    groups = generator.groups(CONTEXTS, size, 8, 0.9, seed=5, batch=2 * size)
+    assert [group.prompt for group in groups] == [tuple(prompt) for prompt in generator.prompts(CONTEXTS)]
+    for number, group in enumerate(groups):
+        alone = generator.sample_prompts([list(group.prompt)] * size, [(5, number, copy) for copy in range(size)], 8, 0.9)
+        assert [one.tokens for one in group.completions] == [one.tokens for one in alone]
+        for ours, theirs in zip(group.completions, alone, strict=True):
+            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5) and ours.text == theirs.text
+    silence = generator.score([(group.prompt, (group.end,)) for group in groups])
+    assert [group.silence for group in groups] == pytest.approx([one for (one,) in silence], abs=1e-5)
+    assert len({one.tokens for group in groups for one in group.completions}) > len(groups)

@@ -86,7 +86,7 @@ def test_context_lines_are_rows_of_their_sample_with_its_weight() -> None:
 def test_context_lines_count_in_their_users_weight() -> None:
     frame = sample_frame([sample(user, user=user, settled_token_ids=[7] * 2) for user in "abcd"])
     heavy = frame.with_columns(standing_tokens=pl.when(pl.col("user") == "d").then(30).otherwise(0))
-    assert cap_weights(heavy, {"user": 0.25})["settled_weight"].to_list() == pytest.approx([1.0, 1.0, 1.0, 2 / 32])
+    assert cap_weights(heavy, (), {"user": 0.25})[0]["settled_weight"].to_list() == pytest.approx([1.0, 1.0, 1.0, 2 / 32])
 
 
 PASTE = "".join(f"    total_{number} = compute_{number}(first_{number}, second_{number})\n" for number in range(20))
@@ -195,7 +195,7 @@ def test_context_lines_and_settled_text_have_one_cap_for_each_user_and_project(
     ]
     frame = sample_frame(rows_).with_columns(standing_tokens=pl.Series([stood for _, stood in tokens], dtype=pl.Int64))
     try:
-        capped = cap_weights(frame, {"user": share, "project": of_project})
+        capped = cap_weights(frame, (), {"user": share, "project": of_project})[0]
     except TooFewToShare:
         return
     size = pl.col("settled_weight") * (pl.col("settled_token_ids").list.len() + pl.col("standing_tokens"))

@@ -88,7 +88,7 @@ def batch(write: Write, settings: Collect = SETTINGS, team: Write = code) -> Bat
     chosen = with_settled_tokens(
         without_context_lines(accounting.samples), SettledTokens(Renderer(tokenizer, "spm", 512, 128), 24, lines=1)
     )
-    return Batch(reward_samples(chosen, Reward(), weight_shares(settings)))
+    return Batch(reward_samples(chosen, Reward(), weight_shares(settings)).samples)
 
 
 @pytest.mark.parametrize("write", [noise, block, file])

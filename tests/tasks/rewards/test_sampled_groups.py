@@ -1,19 +1,21 @@
 """Groups that a cycle draws at places whose settled text is known."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from infra.settings.schema import Groups, Reward, Train
-from tasks.evaluation.models.generation import SampledCompletion
-from tasks.rewards.acceptance import fit
-from tasks.rewards.reward import NOTHING
-from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, draw
+from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
+from tasks.rewards.acceptance import Acceptance, fit
+from tasks.rewards.actions import SILENCE, decide
+from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, draw, rewards_of
 
 REWARD = Reward(accepted=0.75, rejected=-0.05)
 GROUPS = Groups(places=20, size=4, temperature=0.8)
 SETTLED = "total = value + {0}\nreturn total\n"
+END = 0
 
 
 def place(number: int, right: bool, users: int = 10) -> SettledPlace:
@@ -30,65 +32,108 @@ def places(count: int = 200, users: int = 10) -> list[SettledPlace]:
     return [place(number, number % 3 == 0, users) for number in range(count)]
 
 
-def sampler(contexts: Sequence[tuple[str, str]]) -> list[SampledCompletion]:
-    """Every fourth completion begins rightly, every eighth is blank."""
-    texts = ["total = value" if n % 4 == 0 else "" if n % 8 == 1 else f"other_{n}()" for n in range(len(contexts))]
-    return [SampledCompletion((1, 2, 3), (4, 5), (-0.5, 1e-9), text) for text in texts]
+def completion(text: str, tokens: tuple[int, ...] = ()) -> SampledCompletion:
+    ids = tokens or tuple(ord(sign) for sign in text) or (END,)
+    return SampledCompletion((1, 2, 3), ids, (*(-0.5 for _ in ids[1:]), 1e-9), text)
+
+
+def sampler(asked: Sequence[SettledPlace]) -> list[DrawnGroup]:
+    """Of four completions one begins rightly, two are equally wrong, and one is silence."""
+    texts = ("total = value", "other()", "other()", "")
+    return [DrawnGroup((1, 2, 3), tuple(map(completion, texts)), END, math.log(0.1)) for _ in asked]
+
+
+def fitted(judged: Sequence[SettledPlace]) -> Acceptance:
+    model = fit([(p.shown, p.settled) for p in judged], [bool(p.accepted) for p in judged])
+    assert isinstance(model, Acceptance)
+    return model
 
 
 def test_the_chance_follows_what_developers_took() -> None:
-    judged = places()
-    model = fit([(p.shown, p.settled) for p in judged], [bool(p.accepted) for p in judged])
-    assert model and model.labels == 200
+    model = fitted(places())
     line = SETTLED.format(7)
     whole, begun, wrong, blank = model.chances([(text, line) for text in ("total = value + 7", "total = val", "print(x)", " ")])
     assert whole > 0.9 > 0.5 > wrong > blank == 0.0
     assert whole > begun > wrong
 
 
-def test_a_group_compares_completions_of_one_place_and_is_seen_by_nobody() -> None:
-    drawn = draw(places(), "7", sampler, GROUPS, REWARD, {})
-    by_place: dict[str, list[float]] = {}
-    for sample in drawn.samples:
-        by_place.setdefault(sample.completion_id.split("/")[0], []).append(sample.advantage)
-        assert (sample.outcome, sample.policy_version, sample.temperature) == ("judged", "7", 0.8)
-        assert sample.logprobs == (-0.5, 0.0) and sample.accepted_characters == 0
-    assert len(by_place) == GROUPS.places
-    assert all(sum(group) == pytest.approx(0, abs=1e-9) and len(group) == 4 for group in by_place.values())
-    right = [s.advantage for s in drawn.samples if s.completion_id.endswith("drawn-1")]
-    assert min(right) > 1.5
-    blank = {s.reward for s in drawn.samples if not s.shown_characters}
-    assert blank == {NOTHING}
+def test_the_error_of_the_chance_is_that_on_verdicts_that_it_was_not_fitted_on() -> None:
+    error = fitted(places()).error
+    assert (error.verdicts, error.accepted) == (200, 67)
+    assert error.predicted == pytest.approx(67, abs=3), "calibrated in the large"
+    assert error.brier < 0.01 < error.base_brier == pytest.approx(67 / 200 * 133 / 200)
+    base = -(67 * math.log(67 / 200) + 133 * math.log(133 / 200)) / 200
+    assert error.log_loss < 0.1 < error.base_log_loss == pytest.approx(base)
+
+
+def test_verdicts_that_the_texts_do_not_explain_give_no_chance() -> None:
+    told = [replace(p, accepted=number % 2 == 0) for number, p in enumerate([place(n, True) for n in range(200)])]
+    found = fit([(p.shown, p.settled) for p in told], [bool(p.accepted) for p in told])
+    assert isinstance(found, str) and "no better than their mean: log loss 0.69" in found
+
+
+def test_a_group_has_a_row_for_each_text_and_one_for_silence() -> None:
+    drawn = draw(places(), "7", sampler, GROUPS, REWARD)
+    assert len(drawn.actions) == 3 * GROUPS.places and drawn.error and not drawn.reason
+    silence, right, wrong = drawn.actions[:3]
+    assert [one.kind for one in drawn.actions[:3]] == ["silence", "drawn", "drawn"]
+    assert (silence.share, right.share, wrong.share) == (pytest.approx(0.1), 0.25, 0.5), "the draw of silence is its row's"
+    assert (silence.sample.token_ids, silence.sample.temperature, silence.sample.reward) == ((END,), 1.0, SILENCE)
+    assert right.sample.reward > silence.sample.reward > wrong.sample.reward
+    for one in drawn.actions:
+        assert (one.sample.outcome, one.sample.policy_version) == ("judged", "7")
+        assert one.sample.completion_id.startswith(f"{one.place}/") and max(one.sample.logprobs) <= 0
+    without = draw(places(), "7", sampler, GROUPS, REWARD.model_copy(update={"silence": False}))
+    assert [(one.kind, one.share, one.action.blank) for one in without.actions[:3]] == [
+        ("drawn", 0.25, False), ("drawn", 0.5, False), ("drawn", 0.25, True)
+    ]  # fmt: skip
 
 
 def test_the_places_do_not_depend_on_their_order_and_end_where_a_line_ends() -> None:
     some = places()
-    chosen = {s.completion_id for s in draw(some, "7", sampler, GROUPS, REWARD, {}).samples}
-    assert {s.completion_id for s in draw(some[::-1], "7", sampler, GROUPS, REWARD, {}).samples} == chosen
+    chosen = {one.sample.completion_id for one in draw(some, "7", sampler, GROUPS, REWARD).actions}
+    assert {one.sample.completion_id for one in draw(some[::-1], "7", sampler, GROUPS, REWARD).actions} == chosen
     unfinished = [replace(p, settled="total = val") for p in some]
-    assert draw(unfinished, "7", sampler, GROUPS, REWARD, {}) == SampledGroups()
-
-
-def test_no_user_has_more_than_their_share_of_the_groups() -> None:
-    busy = [replace(p, user="busy") if n % 2 else p for n, p in enumerate(places())]
-    shares = {"user": 0.2}
-    weight: dict[str, float] = {}
-    for sample in draw(busy, "7", sampler, replace_places(100), REWARD, shares).samples:
-        weight[sample.user] = weight.get(sample.user, 0.0) + abs(sample.advantage)
-    assert weight["busy"] <= 0.2 * sum(weight.values()) + 1e-9
-    alone = draw(places(users=1), "7", sampler, GROUPS, REWARD, shares)
-    assert not alone.samples and "1 users for 5 or more" in alone.reason
-
-
-def replace_places(count: int) -> Groups:
-    return GROUPS.model_copy(update={"places": count})
+    assert draw(unfinished, "7", sampler, GROUPS, REWARD).reason == "no settled text reaches the end of its line"
 
 
 def test_without_accepts_there_is_nothing_to_score_by() -> None:
     rejected = [replace(p, accepted=False) for p in places()]
-    assert draw(rejected, "7", sampler, GROUPS, REWARD, {}).reason.startswith("200 judged completions")
+    reason = "0 of 200 judged completions with a settled text are accepted, expected 30 or more of either"
+    assert draw(rejected, "7", sampler, GROUPS, REWARD) == SampledGroups(reason=reason)
 
 
-def test_groups_without_a_surrogate_are_refused() -> None:
+LINE = "total = value + 7"
+FLATTERING = ("t", "tot", "total total total", f"{LINE} {LINE}", f"{LINE}  # total = value", "# total", "+ 7")
+
+
+def test_texts_that_flatter_the_fitted_acceptance_gain_nothing() -> None:
+    """Even where each counts as surely accepted: single characters, repeats, comments, and the line with more behind it."""
+    line = SETTLED.format(7)
+    certain = replace(fitted(places()), bias=1000.0)
+    rewards = rewards_of(FLATTERING, line, certain, REWARD)
+    written = rewards_of([LINE], line, certain, REWARD)
+    assert written == [pytest.approx(REWARD.accepted)] and max(rewards) < REWARD.accepted
+    texts = [completion(text) for text in (*FLATTERING, LINE)]
+    group = DrawnGroup((1, 2, 3), tuple(texts), END, math.log(0.1))
+    own = replace(place(7, True), id="own")
+    settings = Groups(places=300, size=len(texts))
+    judged = places()
+
+    def flattered(asked: Sequence[SettledPlace]) -> list[DrawnGroup]:
+        return [group] * len(asked)
+
+    found = [one for one in draw([*judged, own], "7", flattered, settings, REWARD).actions if one.place == "own"]
+    advantages = decide([], [one.action for one in found], {"own"}, REWARD, ("written", "drawn"))
+    relative = {one.sample.completion_id: a / one.share for one, a in zip(found, advantages, strict=True)}
+    best = relative.pop(found[-1].sample.completion_id)
+    assert best == max(*relative.values(), best) > 0, "the written text"
+    by_length = [relative[one.sample.completion_id] for one in found[1:3]]
+    assert max(by_length) < 0, "single characters"
+
+
+@pytest.mark.parametrize("changes", [{"surrogate_weight": 0.0}])
+def test_groups_without_a_surrogate_are_refused(changes) -> None:
     with pytest.raises(ValueError, match=r"groups\.places = 20, expected 0 with surrogate_weight = 0"):
-        Train(groups=GROUPS, surrogate_weight=0.0)
+        Train(groups=GROUPS, **changes)
+    assert not Train(groups=GROUPS, actions=("written",), **changes).draws and Train(groups=GROUPS).draws

@@ -21,7 +21,7 @@ from infra.settings.schema import Collect, Reward
 from tasks.labels.context_lines import without_context_lines
 from tasks.labels.samples import with_settled_tokens
 from tasks.labels.shares import weight_shares
-from tasks.rewards.reward import with_advantages
+from tasks.rewards.reward import reward_samples
 from tasks.rewards.scaling import weight_cap
 from tasks.rewards.weights import TooFewToShare, cap_weights
 from tests.tasks.labels.test_accounting import account_with_samples
@@ -51,19 +51,19 @@ def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 4.0}
     rows = [sample(user, user=user, advantage=-weight) for user, weight in weights.items()]
     frame = sample_frame([*rows, sample("d1", user="d", advantage=6.0), sample("d2", user="d", advantage=-2.0)])
-    advantages = cap_weights(frame, {"user": 0.3})["advantage"].to_list()
+    advantages = cap_weights(frame, (), {"user": 0.3})[0]["advantage"].to_list()
     assert advantages == pytest.approx([-1.0, -2.0, -2.25, 6.0 * 2.25 / 8, -2.0 * 2.25 / 8])
-    assert cap_weights(frame, {"user": 1.0}).drop("settled_weight").equals(frame)
+    assert cap_weights(frame, (), {"user": 1.0})[0].drop("settled_weight").equals(frame)
     zero = sample_frame([sample("x", advantage=0.0)])
-    assert cap_weights(zero, {"user": 0.1}).drop("settled_weight").equals(zero)
+    assert cap_weights(zero, (), {"user": 0.1})[0].drop("settled_weight").equals(zero)
     with pytest.raises(TooFewToShare, match="4 users for 5 or more"):
-        cap_weights(frame, {"user": 0.2, "project": 1.0})
+        cap_weights(frame, (), {"user": 0.2, "project": 1.0})
 
 
 def test_the_settled_text_of_one_user_is_scaled_to_the_same_share() -> None:
     lengths = {"a": 1, "b": 2, "c": 4, "d": 8}
     rows = [sample(user, user=user, settled_token_ids=[7] * length) for user, length in lengths.items()]
-    weights = cap_weights(sample_frame([*rows, sample("e", user="e")]), {"user": 0.3})["settled_weight"].to_list()
+    weights = cap_weights(sample_frame([*rows, sample("e", user="e")]), (), {"user": 0.3})[0]["settled_weight"].to_list()
     assert weights == pytest.approx([1.0, 1.0, 2.25 / 4, 2.25 / 8, 1.0])
 
 
@@ -108,7 +108,7 @@ def batch(completions: Sequence[Completion], events: Sequence[Feedback], share: 
     limits = Collect(max_user_share=share, max_user_weight=share, max_new_users=0)
     accounting, rows = account_with_samples(completions, events, limits=limits, until=NOW + 9_000)
     chosen = with_settled_tokens(without_context_lines(accounting.samples), None)
-    capped = cap_weights(with_advantages(chosen, Reward()), weight_shares(limits))
+    capped = reward_samples(chosen, Reward(silence=False), weight_shares(limits)).samples
     return [s.model_copy(update={"advantage": a}) for s, a in zip(rows, capped["advantage"], strict=True)]
 
 

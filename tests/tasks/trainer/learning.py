@@ -17,7 +17,7 @@ from evals.base_model.pretrain import BatchSize, Schedule, train
 from infra.records import Sample
 from infra.settings.schema import Reward
 from infra.storage.store import to_parquet
-from tasks.rewards.reward import advantages, group_advantages
+from tasks.rewards.actions import Action, advantages, decide
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.model.convert import full_weights
 from tasks.trainer.model.process_group import Parallel
@@ -44,14 +44,20 @@ USERS = ("likely", "honest", "other", "repeated")
 def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
     """Reward 1 for repeating the prompt's last token, 0 otherwise; return mean rewards of the first and last rounds, CPU-seconds.
 
-    `group`: number of completions of each prompt; above 1 the advantages are group advantages.
+    `group`: number of completions of each prompt, which are then a group; of 1, each is compared with all others.
     """
     start = time.process_time()
     config_changes = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = json.loads((directory / "config.json").read_text()) | config_changes
     trained = TrainedModel(config, parallel, Optimization(JOB.learning_rate))
     trained.make_optimizer()
-    changes = {"learning_rate": 5e-3, "micro_batch_tokens": 4096, "minibatch": 64, "warmup_steps": 0, "context_weight": 0.0}
+    changes = {
+        "learning_rate": 5e-3,
+        "micro_batch_tokens": 4096,
+        "minibatch": 64 // group,
+        "warmup_steps": 0,
+        "context_weight": 0.0,
+    }
     job = JOB.model_copy(update=changes)
     generator, rewards = torch.Generator().manual_seed(0), []
     for number in range(60):
@@ -63,11 +69,15 @@ def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[st
         logprobs = distribution.gather(1, tokens)[:, 0].tolist()
         reward = [float(token == prompt[-1]) for token, prompt in zip(tokens[:, 0].tolist(), prompts, strict=True)]
         rewards.append(math.fsum(reward) / len(reward))
-        centred = [value - rewards[-1] for value in reward]
-        reward_advantages = group_advantages(reward, [number // group for number in range(128)]) if group > 1 else centred
+        names = [str(number // group) for number in range(128)]
+        grouped = advantages([Action(name, "drawn", value, 1 / group) for name, value in zip(names, reward, strict=True)])
         rows = [
-            _bandit_sample(prompt, token, logprob, advantage)
-            for prompt, token, logprob, advantage in zip(prompts, tokens[:, 0].tolist(), logprobs, reward_advantages, strict=True)
+            _bandit_sample(prompt, token, logprob, advantage).model_copy(
+                update={"completion_id": f"{name}/drawn-{number}", "outcome": "judged"} if group > 1 else {}
+            )
+            for number, (prompt, token, logprob, advantage, name) in enumerate(
+                zip(prompts, tokens[:, 0].tolist(), logprobs, grouped, names, strict=True)
+            )
         ]
         with suppress(safety.HarmfulUpdate):  # all completions are right, so all advantages are 0
             ppo.update(trained, rows, job.model_copy(update={"seed": number}), NO_POLICIES, LogitScale(0.0))
@@ -185,15 +195,14 @@ def _next_token_logprobs(trained: TrainedModel, rows: list[Sample]) -> torch.Ten
 
 
 def check_rejections(directory: Path, model: Qwen2ForCausalLM) -> list[float]:
-    """Update from rejections alone, without a baseline; return the change of each sample's log-probability, in nats."""
+    """Update from rejections alone, beside silence; return the change of each sample's log-probability, in nats."""
     rows = samples(model, drift=0.0)
-    settings = Reward(baseline="none")
-    equal_advantages = advantages([settings.rejected] * len(rows), [len(s.token_ids) for s in rows], settings)
+    settings = Reward()
+    served = [Action(s.completion_id, "served", settings.rejected) for s in rows]
     rejected = [
         s.model_copy(update={"outcome": "rejected", "reward": settings.rejected, "advantage": a})
-        for s, a in zip(rows, equal_advantages, strict=True)
+        for s, a in zip(rows, decide(served, [], (), settings, ("served",)), strict=True)
     ]
-    safety.check_classes(rejected)
     trained = trained_model(directory, Parallel())
     job = JOB.model_copy(update={"context_weight": 0.0, "warmup_steps": 0, "epochs": 4})
     before = current_logprobs(trained, rejected, range(len(rejected)), 128)

@@ -92,6 +92,29 @@ def with_settled_text(rows: list[Sample]) -> list[Sample]:
     return changed
 
 
+def with_drawn_texts(model: PreTrainedModel, rows: list[Sample]) -> list[Sample]:
+    """Return samples, and behind them two drawn texts at the place of every second one."""
+    draw, noise = random.Random(9), torch.Generator().manual_seed(9)
+    drawn = []
+    for row in rows[::2]:
+        for number in range(2):
+            tokens = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 6)))
+            name = f"{row.completion_id}/drawn-{number}"
+            changes = {
+                "completion_id": name,
+                "outcome": "judged",
+                "token_ids": tokens,
+                "settled_token_ids": (),
+                "temperature": 0.8,
+            }
+            one = row.model_copy(update=changes | {"advantage": draw.gauss(0, 1)})
+            with torch.no_grad():
+                exact = logprobs(model, one)
+            recorded = (exact + 0.4 * torch.randn(exact.shape, generator=noise)).clamp(max=0)
+            drawn.append(one.model_copy(update={"logprobs": tuple(recorded.tolist())}))
+    return [*rows, *drawn]
+
+
 def samples(model: PreTrainedModel, drift: float, count: int = 12) -> list[Sample]:
     """Return samples of different lengths and temperatures, alternately of an older version and the current one.
 

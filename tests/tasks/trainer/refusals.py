@@ -23,7 +23,7 @@ from tasks.trainer.update import ppo, safety
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches, minibatches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import at_step
-from tests.tasks.trainer.models import OLDER, samples
+from tests.tasks.trainer.models import OLDER, samples, with_settled_text
 from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
 
 
@@ -75,6 +75,8 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     bounded = job.model_copy(update={"max_kl": 1e-6})
     stopped = ppo.update(trained_model(directory, parallel), exact, bounded, NO_POLICIES, LogitScale(0.0))
     answers |= {"before_the_kl": len(stopped.steps), "stopped": stopped.notes}
+    written = ppo.update(trained_model(directory, parallel), with_settled_text(exact), bounded, NO_POLICIES, LogitScale(0.0))
+    answers |= {"drifted": written.notes, "after_the_drift": [(step.kl, step.settled_tokens) for step in written.steps[1:]]}
     return answers | {"first_step": stopped.steps[0].model_dump()}
 
 

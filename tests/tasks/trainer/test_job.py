@@ -16,7 +16,8 @@ from tests.tasks.made import MemoryStore
 CHANGED = UpdateSettings(
     sequence_parallel=True, distributed_optimizer=True, recompute="selective", stored_mantissa=14,
     tensor_parallel=2, pipeline_parallel=3, threads=4, precision="bfloat16", learning_rate=0.5, warmup_steps=0, final_rate=0.5,
-    epochs=7, surrogate_weight=0.3, settled_weight=0.4, settled_exponent=0.6, settled_min_loss=0.1, settled_max_loss=9.0,
+    epochs=7, actions=("written", "drawn"), surrogate_weight=0.3, settled_weight=0.4, settled_exponent=0.6,
+    settled_min_loss=0.1, settled_max_loss=9.0,
     settled_least_power=0.02, settled_beginnings=0.4,
     minibatch=8, micro_batch_tokens=64, micro_batch_positions=32, proximal="step", recomputed="all", clip_low=0.3,
     clip_high=0.4, dual_clip=3.0, importance_bound=5.0, kl_weight=0.1, entropy_weight=0.2, max_kl=0.3, max_ratio=9.0,

@@ -66,7 +66,7 @@ def assert_equals_reference(values: dict) -> None:
     "objective",
     [
         *("plain", "all recomputed", "dual_clip", "kl_weight", "entropy_weight", "all options"),
-        *("settled", "settled by likelihood", "settled in a band"),
+        *("settled", "settled by likelihood", "settled in a band", "drawn"),
     ],
 )
 def test_gradients_equal_those_of_the_plain_objective(answers, layout, objective):
@@ -78,6 +78,13 @@ def test_gradients_equal_those_of_the_plain_objective(answers, layout, objective
     assert values["clipped"] > 0.05 or objective == "all recomputed", "recomputed ratios are 1 before the first step"
     assert values["bounded"] > 0.2
     assert values["micro_batches"] > 1
+
+
+@LAYOUTS
+def test_the_completions_of_a_place_share_their_prompt(answers, layout):
+    """Their gradients are those of rows with a prompt each (above)."""
+    assert answers[layout]["gradients"]["drawn"]["shared_prompts"] >= 1
+    assert answers[layout]["gradients"]["plain"]["shared_prompts"] == 0
 
 
 @LAYOUTS

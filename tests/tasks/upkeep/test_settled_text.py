@@ -104,7 +104,7 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
     chosen = context_lines.with_context_lines(store, collected.plan.partitions, accounting.samples)
     chosen = samples.with_settled_tokens(chosen, tokens)
-    chosen = reward_samples(chosen, SETTINGS.reward, weight_shares(SETTINGS.collect))
+    chosen = reward_samples(chosen, SETTINGS.reward, weight_shares(SETTINGS.collect)).samples
     body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen, tokens))
     explain.write(store, CYCLE, sha256([body]), accounting)
     users.write(store, CYCLE, sha256([body]), collected.register)

@@ -21,9 +21,7 @@ PLACES = [
     Position("a.py", 0, "def add(a, b):\n    return ", "\n", "a + b"),
     Position("a.py", 0, "for i in range", ":\n    print(i)\n", "(10)"),
 ]
-GROUP = settings_.load(DEMO, {}).model_copy(
-    update={"reward": settings_.load(DEMO, {}).reward.model_copy(update={"estimator": "group"})}
-)
+GROUP = settings_.load(DEMO, {})
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +65,7 @@ def test_samples_and_a_job_are_written(generator: Generator, tmp_path: Path) -> 
         "the trainer measures the agreement of log-probabilities on them"
     )
     assert file == tmp_path / "update" / "job.json"
+    assert job.minibatch == round(GROUP.train.minibatch / 3), "as many completions as before, in places of three"
 
 
 def test_failures_are_counted_if_all_judgements_fail(generator: Generator) -> None:

@@ -15,7 +15,7 @@ from evals.studies.judged.split import TooFewPlaces, split_of
 from infra.cli import main
 from infra.settings import SettingsError
 from tasks.evaluation.judge import Failed, Item, Judgement, KeptJudge
-from tasks.evaluation.models.generation import SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.evaluation.positions import Position
 
 PUBLISHED = Path(cycles.__file__).with_name("judge_user.toml")

@@ -24,7 +24,7 @@ from infra.records import Sample
 from infra.settings import Settings
 from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation import positions
-from tasks.evaluation.models.generation import SampledCompletion
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.fit import Unfitted
 from tasks.showing.labels import LabelledCompletion
 from tasks.trainer.job import Job
@@ -140,8 +140,10 @@ def test_groups_that_nobody_saw_stand_beside_what_was_shown(
     monkeypatch.setattr(Interactions, "complete", lambda self, temperature: shown)
     made = RECIPES["both_groups"].samples(given)
     drawn = [s for s in made if s.outcome == "judged"]
-    assert [s for s in made if s.outcome != "judged"] == RECIPES["both"].samples(given)
-    assert drawn and {s.temperature for s in drawn} == {EXPLORING_TEMPERATURE}
+    same = {"advantage": 0.0}
+    own = [s.model_copy(update=same) for s in made if s.outcome != "judged"]
+    assert own == [s.model_copy(update=same) for s in RECIPES["both"].samples(given)]
+    assert {s.temperature for s in drawn if not s.completion_id.endswith("/silence")} == {EXPLORING_TEMPERATURE}
     assert {s.completion_id.split("/")[0] for s in drawn} <= {str(number) for number in given.labels}
 
 

@@ -30,6 +30,14 @@ def test_an_update_ends_early_at_max_kl(answers, layout):
 
 
 @LAYOUTS
+def test_the_written_text_goes_on_where_the_draws_have_drifted(answers, layout):
+    values = answers[layout]["refusals"]
+    (note,) = values["drifted"]
+    assert note.startswith("step 2 and on: KL ") and note.endswith("the written text alone is trained on")
+    assert len(values["after_the_drift"]) == 5 and all(kl is None and tokens for kl, tokens in values["after_the_drift"])
+
+
+@LAYOUTS
 def test_bounds_apply_to_older_samples_with_a_proximal_policy_of_each_step(answers, layout):
     values = answers[layout]["refusals"]
     assert values["older_ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")

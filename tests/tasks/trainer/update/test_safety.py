@@ -7,7 +7,7 @@ import torch
 
 from infra.records import Sample
 from tasks.trainer.update.reports import Sums, Totals
-from tasks.trainer.update.safety import HarmfulUpdate, agreement, check_agreement, check_classes, empty_refusal, step_refusal
+from tasks.trainer.update.safety import HarmfulUpdate, agreement, check_agreement, drift, empty_refusal, step_refusal
 
 
 def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -> Sample:
@@ -15,29 +15,6 @@ def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -
         completion_id="c", user="u", policy_version="1", prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,), temperature=1.0,
         outcome=outcome, shown_characters=1, accepted_characters=0, reward=reward, advantage=advantage,
     )  # fmt: skip
-
-
-def test_samples_without_an_advantage_are_refused():
-    check_classes([sample(0.0), sample(-0.1)])
-    with pytest.raises(HarmfulUpdate, match=r"advantage = 0 for each of 3 samples of reward \[-0.05\]"):
-        check_classes([sample(0.0), sample(1e-17), sample(-1e-17)])
-
-
-@pytest.mark.parametrize(("outcome", "advantage"), [("rejected", -0.25), ("accepted", 0.75), ("nothing", -0.05)])
-def test_samples_of_one_outcome_with_advantages_of_one_sign_pass(outcome, advantage):
-    check_classes([sample(advantage, outcome=outcome), sample(2 * advantage, outcome=outcome), sample(0.0, outcome=outcome)])
-
-
-def test_accepts_alone_whose_rewards_differ_by_length_are_refused():
-    long, short = sample(0.1, 0.95, "accepted"), sample(-0.1, 0.75, "accepted")
-    with pytest.raises(HarmfulUpdate, match=r"outcome = 'accepted' for each of 2 samples.*rewards 0.75 to 0.95.*reward.baseline"):
-        check_classes([long, short])
-    check_classes([long, short, sample(-0.5)])
-
-
-@pytest.mark.parametrize("graded", ["partially_accepted", "judged", "unjudged"])
-def test_one_outcome_with_graded_rewards_passes(graded):
-    check_classes([sample(0.1, 0.4, graded), sample(-0.1, 0.2, graded)])
 
 
 def test_a_mean_gap_above_its_bound_is_refused():
@@ -64,8 +41,17 @@ def test_an_agreement_is_mean_quantile_and_largest_difference():
 
 
 def test_a_step_of_samples_without_an_advantage_is_refused():
-    assert empty_refusal([sample(0.0), sample(1e-12)]) == "advantage = 0 for each of its 2 samples"
-    assert empty_refusal([sample(0.0), sample(-0.1)]) is None
+    assert empty_refusal([sample(0.0), sample(1e-12)], 2, 1) == "advantage = 0 for each of its 2 samples"
+    assert empty_refusal([sample(0.0), sample(-0.1)], 2, 2) is None
+    assert str(empty_refusal([sample(-0.1)], 1, 2)).startswith(
+        "1 of its places have a text that teaches, expected one for each of 2"
+    )
+
+
+def test_drift_is_bounded_per_token() -> None:
+    assert drift(totals([0.0], kl=3.0, tokens=10.0), 0.31) is None
+    assert drift(totals([0.0], kl=3.0, tokens=10.0), 0.29) == "KL 0.3 a token is above max_kl = 0.29"
+    assert drift(totals([0.0], kl=3.0, tokens=10.0), 0.0) is None
 
 
 def totals(log_ratio: list[float], **changes: float) -> Totals:
@@ -94,9 +80,6 @@ def test_a_step_is_refused_with_the_reason(step_totals, finite, reason):
 
 def test_settled_text_teaches_where_nothing_was_judged():
     unjudged = sample(0.0, outcome="unjudged").model_copy(update={"token_ids": (), "settled_token_ids": (3,)})
-    check_classes([unjudged])
-    assert empty_refusal([unjudged]) is None
+    assert empty_refusal([unjudged], 1, 1) is None
     without_weight = unjudged.model_copy(update={"settled_weight": 0.0})
-    assert empty_refusal([without_weight])
-    with pytest.raises(HarmfulUpdate, match="advantage = 0"):
-        check_classes([sample(0.0), without_weight])
+    assert empty_refusal([without_weight], 1, 1)

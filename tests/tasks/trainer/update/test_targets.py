@@ -6,46 +6,67 @@ import pytest
 
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.safety import HarmfulUpdate
-from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_sampled_tokens
+from tasks.trainer.update.targets import likely_enough, taught_by, trained_part
 from tests.tasks.made import sample
 
-BOTH, SHOWN = sample("both", settled_token_ids=[7, 8]), sample("shown")
+BOTH, SHOWN = sample("both", settled_token_ids=[7, 8], advantage=0.5), sample("shown", advantage=-0.5)
 ALONE = sample("alone", outcome="unjudged", token_ids=[], logprobs=[], settled_token_ids=[9])
+DRAWN = sample("both/drawn-1", outcome="judged", advantage=0.1)
 SETTLED_ONLY = UpdateSettings(surrogate_weight=0.0)
 
 
-def test_with_a_surrogate_every_sample_teaches() -> None:
-    assert uses_sampled_tokens(UpdateSettings())
-    assert taught_by([BOTH, SHOWN, ALONE], UpdateSettings()) == [BOTH, SHOWN, ALONE]
+def test_every_action_teaches() -> None:
+    every = [BOTH, SHOWN, ALONE, DRAWN]
+    assert taught_by(every, UpdateSettings()) == every == trained_part(every, UpdateSettings())
 
 
-def test_without_a_surrogate_only_settled_text_teaches() -> None:
-    assert not uses_sampled_tokens(SETTLED_ONLY)
-    assert taught_by([BOTH, SHOWN, ALONE], SETTLED_ONLY) == [BOTH, ALONE]
-    (part,) = trained_part([BOTH], SETTLED_ONLY)
+@pytest.mark.parametrize("options", [SETTLED_ONLY, UpdateSettings(actions=("written",))])
+def test_without_a_surrogate_only_settled_text_teaches(options: UpdateSettings) -> None:
+    assert taught_by([BOTH, SHOWN, ALONE, DRAWN], options) == [BOTH, ALONE]
+    (part,) = trained_part([BOTH], options)
     assert part.token_ids == part.logprobs == () and part.settled_token_ids == (7, 8)
-    assert trained_part([BOTH, SHOWN], UpdateSettings()) == [BOTH, SHOWN]
 
 
-def test_samples_of_one_outcome_are_refused_only_where_their_sampled_tokens_teach() -> None:
-    kept = [sample(str(sign), reward=sign, advantage=sign, settled_token_ids=[7]) for sign in (0.5, -0.5)]
-    assert taught_by(kept, SETTLED_ONLY) == kept
-    with pytest.raises(HarmfulUpdate, match="outcome = 'accepted' for each of 2 samples"):
-        taught_by(kept, UpdateSettings(surrogate_weight=1.0))
-    silent = [row.model_copy(update={"outcome": "unjudged"}) for row in kept]
-    assert taught_by(silent, UpdateSettings(surrogate_weight=1.0)) == silent
+def test_each_kind_of_action_can_teach_alone() -> None:
+    served, drawn = UpdateSettings(actions=("served",)), UpdateSettings(actions=("drawn",))
+    assert taught_by([BOTH, SHOWN, ALONE, DRAWN], served) == [BOTH, SHOWN]
+    assert taught_by([BOTH, SHOWN, ALONE, DRAWN], drawn) == [DRAWN]
+    (part,) = trained_part([BOTH], served)
+    assert part.settled_token_ids == () and part.token_ids == BOTH.token_ids
+
+
+def test_an_action_without_an_advantage_takes_no_forward_pass() -> None:
+    unmoved = BOTH.model_copy(update={"advantage": 0.0})
+    (part,) = trained_part([unmoved], UpdateSettings())
+    assert part.token_ids == () and part.settled_token_ids == (7, 8)
+    assert trained_part([unmoved], UpdateSettings(kl_weight=0.1)) == [unmoved]
+
+
+@pytest.mark.parametrize("blank", [False, True])
+@pytest.mark.parametrize("outcome", ["unjudged", "accepted", "rejected"])
+def test_a_team_that_reports_nothing_trains_on_settled_text(outcome: str, blank: bool) -> None:
+    """Its rows have one outcome and rewards that differ: no reason to refuse what was written. A blank text changes nothing."""
+    rows = [sample(str(sign), outcome=outcome, reward=sign, advantage=sign, settled_token_ids=[7]) for sign in (0.5, -0.5)]
+    silent = sample("blank", outcome="nothing", shown_characters=0, accepted_characters=0)
+    assert taught_by([*rows, *[silent] * blank], UpdateSettings()) == rows
 
 
 @pytest.mark.parametrize("weight", ["kl_weight", "entropy_weight"])
 def test_the_kl_and_entropy_terms_read_the_sampled_tokens(weight: str) -> None:
-    assert uses_sampled_tokens(SETTLED_ONLY.model_copy(update={weight: 0.1}))
+    assert taught_by([sample("c")], SETTLED_ONLY.model_copy(update={weight: 0.1})) == [sample("c")]
 
 
 @pytest.mark.parametrize(
-    ("samples", "options"), [([SHOWN], SETTLED_ONLY), ([BOTH], UpdateSettings(surrogate_weight=0, settled_weight=0))]
+    ("samples", "options"),
+    [
+        ([SHOWN], SETTLED_ONLY),
+        ([BOTH], UpdateSettings(surrogate_weight=0, settled_weight=0)),
+        ([ALONE, DRAWN], UpdateSettings(actions=("served",))),
+        ([sample("c"), sample("d", reward=0.5)], UpdateSettings()),
+    ],
 )
 def test_an_update_that_nothing_teaches_is_refused(samples, options) -> None:
-    with pytest.raises(HarmfulUpdate, match=r"surrogate_weight = 0, .* nothing teaches"):
+    with pytest.raises(HarmfulUpdate, match=r"nothing teaches: actions = \["):
         taught_by(samples, options)
 
 
