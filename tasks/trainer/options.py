@@ -61,6 +61,15 @@ class UpdateSettings(Recipe):
     """Learning rate of the logarithm of the logits' scale (the model's sharpness), in plain gradient steps; 0: it stays."""
 
     @model_validator(mode="after")
+    def _adapter_holds_all(self) -> Self:
+        if self.adapter_rank and self.logit_scale_rate:
+            raise ValueError(
+                f"logit_scale_rate = {self.logit_scale_rate:g}, expected 0 with adapter_rank = {self.adapter_rank}: the scale "
+                "would change the last norm, which the adapter's files do not hold"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _power_weighs(self) -> Self:
         require_exponent(self, "settled_least_power")
         return self
