@@ -73,9 +73,9 @@ class Recipe(Section):
     frozen_layers: int = Field(0, ge=0)
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     adapter_rank: int = Field(0, ge=0, le=256)
-    """Rank of the low-rank adapter that a cycle trains beside every linear layer, while the weights stay as they are: less memory,
-    and no gradients of the weights. The candidate is registered with the adapter merged into its weights. Use ten times the
-    `learning_rate` of full weights. 0: the weights themselves are trained."""
+    """Rank of the low-rank adapter that a cycle trains beside all linear layers, in place of the weights: less memory, and less
+    computation. The candidate's weights have the adapter merged. It wants ten times the `learning_rate` of full weights.
+    0: the weights themselves are trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are clipped."""
     keep_optimizer: bool = False
@@ -92,7 +92,7 @@ class Recipe(Section):
                 "sequence_parallel = true, expected false with tensor_parallel = 1: it splits states over tensor-parallel "
                 "processes; raise tensor_parallel, or remove it"
             )
-        if self.recompute == "full" and self.frozen_layers and not self.adapter_rank:
+        if self.recompute == "full" and self.frozen_layers:
             raise ValueError(
                 f'recompute = "full", expected "none" or "selective" with frozen_layers = {self.frozen_layers}: the first '
                 "trained layer would get no gradient; frozen layers keep no activations as it is"
@@ -103,8 +103,8 @@ class Recipe(Section):
     def _adapter_is_new(self) -> Self:
         if self.adapter_rank and self.keep_optimizer:
             raise ValueError(
-                f"keep_optimizer = true, expected false with adapter_rank = {self.adapter_rank}: each cycle trains a new adapter, "
-                "beside its parent's merged weights, and no optimizer state belongs to it"
+                f"keep_optimizer = true, expected false with adapter_rank = {self.adapter_rank}: each cycle trains a new adapter "
+                "of its parent's weights, which no earlier state belongs to; remove one of them"
             )
         return self
 

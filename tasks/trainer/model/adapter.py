@@ -1,8 +1,8 @@
 """Low-rank adapters beside Megatron's linear layers, under tensor, sequence and pipeline parallelism.
 
-A fused layer has an A and a B for each of its parts: queries, keys and values, or gate and up. Tensor-parallel processes split
-the longer side of that matrix which faces the split of the layer, as the layer does: the rows of B of a column-parallel layer, the
-columns of A of a row-parallel one. The other matrix is whole on each. Only `rank` numbers a token travel between them.
+A fused layer has an A and a B for each of its parts: queries, keys and values, or gate and up. Tensor-parallel processes split an
+adapter where they split its layer: the rows of B of a column-parallel layer, the columns of A of a row-parallel one. The other
+matrix is whole on each. Only `rank` numbers a token travel between them.
 
 Legend: N tokens on this rank, r rank, p parts of the layer.
 """
@@ -34,7 +34,7 @@ class Adapter(torch.nn.Module):
     """The adapter of a linear layer; called with the layer's input and output, it returns the output with its own part added."""
 
     def __init__(self, linear: Linear, rank: int, widths: tuple[int, ...], groups: int) -> None:
-        """Make matrices without values, `TrainedModel.load` sets them.
+        """Make matrices of zeros; `TrainedModel.load` gives them their values.
 
         Args:
             widths: output columns of each part in one group, on all ranks.
@@ -107,15 +107,19 @@ def attach(model: Any, architecture: Architecture, rank: int, frozen_layers: int
         raise ValueError(f"frozen_layers = {frozen_layers}: a pipeline stage begins at layer {offset} and has nothing to train")
     if config.recompute_granularity == "full" and model.pre_process:
         # A layer that is computed again passes a gradient on only if its input has one.
-        model.embedding.register_forward_hook(lambda _, __, states: states.requires_grad_() if torch.is_grad_enabled() else states)
+        model.embedding.register_forward_hook(_with_gradient)
 
 
 def _with_adapter(linear: Any, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
     return linear.adapter(inputs[0], outputs[0]), outputs[1]
 
 
+def _with_gradient(embedding: Any, inputs: Any, states: torch.Tensor) -> torch.Tensor:
+    return states.requires_grad_() if torch.is_grad_enabled() else states
+
+
 class NewAdapter(Mapping[str, torch.Tensor]):
-    """The tensors of an adapter before its first step, by Hugging Face name: A is random, B is zero (Hu et al. 2021, section 4.1).
+    """The tensors of an adapter before its first step, by Hugging Face name: A is random, B is zero (Hu et al. 2021, 4.1).
 
     A is drawn as He et al. 2015 do, uniformly within 1 / sqrt(in), which `peft` does too. Each tensor is drawn on access and by
     its name, so that every layout of processes, and an update that is run again, gets the same.

@@ -65,7 +65,8 @@ def read_adapter(directory: Path, base: Path) -> tuple[dict[str, torch.Tensor], 
     file = directory / adapters.WEIGHTS_NAME
     try:
         with safe_open(file, "pt") as opened:
-            metadata, tensors = opened.metadata() or {}, {name: opened.get_tensor(name) for name in opened.keys()}
+            metadata, names = opened.metadata() or {}, opened.keys()
+            tensors = {name: opened.get_tensor(name) for name in names}
     except Exception as error:  # the library's own errors share no class
         raise UnsuitableAdapter(
             f"{file}: no whole safetensors file ({error}); copy the adapter's folder again from the cycle that wrote it"
@@ -75,7 +76,9 @@ def read_adapter(directory: Path, base: Path) -> tuple[dict[str, torch.Tensor], 
     stored = {name.removeprefix(adapters.PREFIX): tensor for name, tensor in tensors.items()}
     _check_shapes(file, stored, architecture, rank)
     if broken := sorted(name for name, tensor in stored.items() if not tensor.isfinite().all()):
-        raise UnsuitableAdapter(f"{file}: {broken[0]} has values that are not finite ({len(broken)} tensors); train it again")
+        raise UnsuitableAdapter(
+            f"{file}: {broken[0]} has values that are not finite ({len(broken)} of {len(stored)} tensors); train it again"
+        )
     actual, wanted = weights_sha256(base), metadata.get(adapters.BASE_KEY)
     if wanted != actual:
         raise UnsuitableAdapter(

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from infra.model import adapters
 from infra.model.architectures import parse
-from tasks.trainer.job import ADAPTER_NAME, CHECKPOINT_NAME, Job
-from tasks.trainer.model.adapter import NewAdapter
+from infra.storage.store import sha256
+from tasks.trainer.job import Job
 from tasks.trainer.model.adapter_files import merge
-from tasks.trainer.model.convert import full_weights, load_weights, trained_master
+from tasks.trainer.model.convert import full_weights, load_weights
 from tasks.trainer.model.process_group import parallel_state
 from tasks.trainer.model.stored_tensors import WEIGHTS
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
@@ -114,4 +114,38 @@ def check_adapter(directory: Path, model: PreTrainedModel, variant: Variant) -> 
         "wanted_loss": wanted["loss"],
         "step": (apart / sum(theirs.square().sum().item() for _, theirs in moved)) ** 0.5,
         "frozen_moved": sum(not torch.equal(after[name], before[name]) for name in before.keys() - tensors.keys()),
+        **saved(trained, directory, after),
     }
+
+
+def saved(trained: TrainedModel, directory: Path, after: Tensors) -> dict[str, float]:
+    """Save the checkpoint and its adapter; compare the checkpoint with base + BA, and with the merged files."""
+    folder = directory.with_name(f"{directory.name}, adapter of {dist.get_world_size()}")
+    trained.save_adapter(folder / "adapter")
+    trained.save(folder / "checkpoint", torch.float32)
+    answers = {}
+    if dist.get_rank() == 0:
+        merge(directory, folder / "adapter", folder / "merged")
+        ours, theirs, base = (load_file(place / WEIGHTS) for place in (folder / "checkpoint", folder / "merged", directory))
+        exact = {name: tensor.double() for name, tensor in base.items()}
+        for linear in adapters.linears(trained.architecture):
+            a, b = (after[name].double() for name in adapters.names(linear))
+            exact[f"{linear}.weight"] += adapters.scale(RANK) * b @ a
+        answers = {
+            "merged_apart": sum(not torch.equal(ours[name], theirs[name]) for name in ours) + len(ours.keys() ^ base.keys()),
+            "merged_error": max((ours[name] - exact[name]).abs().max().item() for name in ours),
+        }
+    dist.barrier()
+    return answers
+
+
+def check_updates(job: Job) -> list[dict[str, Any]]:
+    """Run an update with an adapter twice; return the sums of its files, and its metrics' samples and gradient norms."""
+    answers = []
+    for number in (1, 2):
+        output = job.output.with_name(f"adapter {number}")
+        metrics = ppo.run(job.model_copy(update={"adapter_rank": RANK, "output": output}))
+        files = [file for file in sorted(output.rglob("*")) if file.suffix in (".json", ".safetensors")]
+        sums = {str(file.relative_to(output)): sha256([file.read_bytes()]) for file in files if file.name != "metrics.json"}
+        answers.append({"files": sums, "samples": metrics.samples, "norms": [step.gradient_norm for step in metrics.steps]})
+    return answers
