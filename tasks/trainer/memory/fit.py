@@ -65,7 +65,8 @@ def check_fits(model: Architecture, settings: Recipe, layout: Layout, size: Micr
     if needed.total <= card:
         return
     fitting = propose(model, card, layout.processes, bf16=bf16, trained=trained)
-    advice = f"these settings fit: {in_settings(fitting[0])}" if fitting else "no layout of these processes fits: use more"
+    more = "use more" if settings.adapter_rank else "use more, or train an adapter (train.adapter_rank)"
+    advice = f"these settings fit: {in_settings(fitting[0])}" if fitting else f"no layout of these processes fits: {more}"
     raise DoesNotFit(
         f"{layout} with micro-batches of {size.tokens} tokens and {size.positions} selected positions needs "
         f"{needed.total / GB:.1f} GB ({in_parts(needed)}), a process has {card / GB:.1f} GB; {advice}"
