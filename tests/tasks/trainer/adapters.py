@@ -18,7 +18,7 @@ from infra.storage.store import sha256
 from tasks.trainer.job import Job
 from tasks.trainer.model.adapter_files import merge
 from tasks.trainer.model.convert import full_weights, load_weights
-from tasks.trainer.model.process_group import parallel_state
+from tasks.trainer.model.process_group import Parallel, parallel_state
 from tasks.trainer.model.stored_tensors import WEIGHTS
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.update import ppo
@@ -115,6 +115,18 @@ def check_adapter(directory: Path, model: PreTrainedModel, variant: Variant) -> 
         "step": (apart / sum(theirs.square().sum().item() for _, theirs in moved)) ** 0.5,
         "frozen_moved": sum(not torch.equal(after[name], before[name]) for name in before.keys() - tensors.keys()),
         **saved(trained, directory, after),
+    }
+
+
+def check_bf16(directory: Path, model: PreTrainedModel) -> dict[str, float]:
+    """Compare log-probabilities in bfloat16 with peft's, and what is saved with float32; count masters of frozen weights."""
+    tensors, rows = values(model.config.to_dict()), samples(model, drift=0.4)
+    trained = adapted(directory, Variant(Parallel()), bf16=True)
+    load_weights(trained.megatron, tensors, partly=True)
+    return {
+        "logprobs": gap_to(with_peft(model, tensors), rows, current_logprobs(trained, rows, range(len(rows)), 128)),
+        "masters": sum(hasattr(p, "main_param") and not p.requires_grad for p in trained.megatron.parameters()),
+        **saved(trained, directory, tensors),
     }
 
 

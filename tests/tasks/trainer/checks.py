@@ -162,6 +162,7 @@ def in_one_process(models: Models, work: Path) -> dict[str, Any]:
         "rejections": learning.check_rejections(directory, model),
         "peaks": memory.check_peaks(),
         "memory": memory.check_refused(directory),
+        "adapter_bf16": adapters.check_bf16(directory, model),
     }
     answers["adapter_updates"] = adapters.check_updates(job)
     ppo.run(job)

@@ -62,6 +62,13 @@ def test_means_to_need_less_memory_change_no_gradient_of_an_adapter(answers, var
     assert_equals_peft(answers["variants"][f"{variant}, model"]["adapter"])
 
 
+def test_weights_in_bfloat16_have_no_masters_and_are_saved_unrounded(answers):
+    values = answers["adapter_bf16"]
+    assert 1e-4 < values["logprobs"] < 0.1
+    assert values["masters"] == values["merged_apart"] == 0
+    assert values["merged_error"] < 1e-6
+
+
 def test_an_update_with_an_adapter_that_is_run_again_ends_in_the_same_bytes(answers):
     first, again = answers["adapter_updates"]
     assert first == again
