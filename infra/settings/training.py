@@ -31,9 +31,7 @@ class Recipe(Section):
     """Bits of the mantissa to which a candidate's float32 weights are rounded as they are stored, before anything evaluates or
     serves them; 23: all bits. 15: by at most 2^-16 of a weight, and what travels between versions is a third smaller."""
     learning_rate: float = Field(2e-6, gt=0)
-    """Learning rate after the warm-up."""
-    warmup_steps: int = Field(2, ge=0)
-    """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
+    """Learning rate after a warm-up of two steps."""
     final_rate: float = Field(1.0, ge=0, le=1)
     """Share of the learning rate that remains at the last step, reached linearly; 1: no decay."""
     epochs: int = Field(2, ge=1)

@@ -26,6 +26,8 @@ class UpdateSettings(Recipe):
     """Seed of the order of samples."""
     threads: int = Field(0, ge=0)
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
+    warmup_steps: int = Field(2, ge=0)
+    """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
     dual_clip: DualClip = 0.0
     """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (Ye et al. 2020 use 3);
     above 1, or 0 for no bound. It limits the gradient of rejected tokens that became much likelier since they were sampled."""

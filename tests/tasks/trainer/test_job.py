@@ -39,7 +39,7 @@ OLD_TRAIN = """{"processes": 2, "tensor_parallel": 1, "pipeline_parallel": 1, "p
 "max_kl": 1.0, "max_ratio": 1000.0, "max_logprob_gap": 0.1, "max_logprob_gap_p99": 0.5, "context_weight": 0.1,
 "context_tokens": 16, "logit_scale_rate": 0.25, "frozen_layers": 2, "max_grad_norm": 1.0, "keep_optimizer": false, "seed": 0,
 "environment": {"OMP_NUM_THREADS": "1"}, "folder": "var/cycles"}"""
-"""The section train of a settings.json of commit 33a3b65, without threads, warmup_steps and megatron_arguments."""
+"""The section train of a settings.json of commit 33a3b65, without threads and megatron_arguments."""
 
 
 def job_of(folder: Path, settings: Recipe, inputs: UpdateInputs | None = None) -> Job:
@@ -104,6 +104,6 @@ def test_a_cycle_of_an_earlier_version_is_trained_with_its_settings(tmp_path: Pa
         name: value for name, value in values.items() if name in Train.model_fields
     }
     assert values.keys() - Train.model_fields.keys() >= {"dual_clip", "max_ratio"}, "options that were settings are ignored"
-    assert (train.warmup_steps, train.megatron_arguments) == (2, {})
+    assert train.megatron_arguments == {}
     job = job_of(tmp_path, train)
     assert (job.warmup_steps, job.threads, job.max_ratio) == (2, 0, 1000.0)
