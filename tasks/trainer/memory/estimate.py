@@ -122,7 +122,7 @@ def estimate(
     """Return the memory of the process with the largest need.
 
     Args:
-        bf16: whether matrix products are computed in bfloat16, over float32 masters of what is trained.
+        bf16: whether matrix products are computed in bfloat16, over float32 masters of the trained parameters.
         means: how memory is saved in this layout.
 
     Raises:

@@ -58,7 +58,7 @@ def read_adapter(directory: Path, base: Path) -> tuple[dict[str, torch.Tensor], 
 
     Raises:
         UnsuitableAdapter: names the file, the value and what was expected.
-        UnsupportedCheckpoint: the base is none that the trainer knows.
+        UnsupportedCheckpoint: the base has another architecture, or a tensor is missing or left over.
     """
     architecture = architectures.check(base)
     rank = _rank(directory / adapters.CONFIG_NAME)
@@ -126,7 +126,7 @@ def merge(base: Path, adapter: Path, out: Path) -> None:
 
     Raises:
         UnsuitableAdapter: the adapter is damaged, or belongs to another base.
-        UnsupportedCheckpoint: the base is none that the trainer knows.
+        UnsupportedCheckpoint: the base has another architecture, or a tensor is missing or left over.
     """
     tensors, rank = read_adapter(adapter, base)
     config = json.loads((base / "config.json").read_text())
