@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -40,8 +40,8 @@ def values(config: dict[str, Any]) -> Tensors:
     return {name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def with_peft(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> PeftModel:
-    """Return a copy of a model with an adapter of `peft`, of these tensors."""
+def with_peft(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return a copy of a model with an adapter of `peft`, of these tensors; it answers as the model does."""
     targets = [name.rpartition(".")[2] for name in adapters.LINEAR]
     wrapped = get_peft_model(copy.deepcopy(model), LoraConfig(r=RANK, lora_alpha=adapters.ALPHA, target_modules=targets))
     with torch.no_grad():
@@ -50,7 +50,7 @@ def with_peft(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Pe
     return wrapped
 
 
-def trainable(wrapped: PeftModel) -> Tensors:
+def trainable(wrapped: torch.nn.Module) -> Tensors:
     """Return the trained parameters of a model with an adapter, by Hugging Face name."""
     return {
         name.removeprefix(adapters.PREFIX).replace(".default", ""): parameter
