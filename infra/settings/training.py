@@ -72,8 +72,8 @@ class Recipe(Section):
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     adapter_rank: int = Field(0, ge=0, le=256)
     """Rank of the low-rank adapter that a cycle trains beside all linear layers, in place of the weights: less memory, and less
-    computation. The candidate's weights have the adapter merged. It wants ten times the `learning_rate` of full weights.
-    0: the weights themselves are trained."""
+    computation. The candidate's weights have the adapter merged. Large models want ten times the `learning_rate` of
+    full weights. 0: the weights themselves are trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are clipped."""
     keep_optimizer: bool = False
