@@ -60,7 +60,7 @@ NOT_RUN = {
     r"(TABLOOP_\S+ )?tabloop study .*": "takes minutes; tests/evals/studies runs the parts",
     r"tabloop screens": "needs a finished demo and a browser; tests/evals/test_screens.py takes pictures",
     r"tabloop (memory( --adapter-rank)?|exec( COMMAND\.\.\.)?|NAME --help)": "needs arguments; a full form is run",
-    r"tabloop merge": "needs an adapter; tests/tasks/trainer/model/test_adapter_files.py merges one",
+    r"tabloop merge( .*)?": "needs an adapter; tests/tasks/trainer/model/test_adapter_files.py merges one",
     r"python -m tasks\.trainer\.(node|worker)": "serves until it is stopped; tests/tasks/trainer starts it",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `tabloop up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
