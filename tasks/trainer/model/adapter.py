@@ -20,23 +20,22 @@ from megatron.core.tensor_parallel import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch.nn.functional import pad
 
 from infra.model import adapters
 from infra.model.architectures import Architecture
 
-Linear = ColumnParallelLinear | RowParallelLinear
-
 
 class Adapter(torch.nn.Module):
     """The adapter of a linear layer; called with the layer's input and output, it returns the output with its own part added."""
 
-    def __init__(self, linear: Linear, rank: int, widths: tuple[int, ...], groups: int) -> None:
+    def __init__(self, linear: Any, rank: int, widths: tuple[int, ...], groups: int) -> None:
         """Make matrices of zeros; `TrainedModel.load` gives them their values.
 
         Args:
+            linear: Megatron's column- or row-parallel layer.
             widths: output columns of each part in one group, on all ranks.
             groups: groups of output columns on this rank, in each of which the parts follow one another.
         """
