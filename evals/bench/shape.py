@@ -48,7 +48,7 @@ SHAPE: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_t
 LAYERS = Size(full=24, quick=2)
 ROWS, PROMPT, COMPLETION, STEPS = 24, 64, 24, 2
 TRAIN = Train(
-    **{"precision": "bfloat16", "learning_rate": 1e-5, "warmup_steps": 0, "epochs": STEPS, "minibatch": ROWS},
+    **{"precision": "bfloat16", "learning_rate": 1e-5, "epochs": STEPS, "minibatch": ROWS},
     **{"micro_batch_tokens": 1024, "stored_mantissa": 15},
     environment={"OMP_NUM_THREADS": "2", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
 )

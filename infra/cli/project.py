@@ -77,6 +77,7 @@ def memory(
     sequence: Annotated[bool, typer.Option("--sequence", help="with --tensor: train.sequence_parallel")] = False,
     distributed: Annotated[bool, typer.Option("--distributed", help="with --tensor: train.distributed_optimizer")] = False,
     float32: Annotated[bool, typer.Option("--float32", help="estimate for train.precision = float32")] = False,
+    adapter_rank: Annotated[int, typer.Option(min=0, help="train.adapter_rank; 0: the weights are trained")] = 0,
 ) -> int:
     """Estimate the memory of training, and propose layouts; 1 if nothing fits."""
     from infra.model.architectures import UnsupportedCheckpoint, read
@@ -91,7 +92,26 @@ def memory(
         size = MicroBatchSize(tokens, positions or max(1, tokens // 8))
         wanted = Layout(tensor, pipeline, data), size, Means(recompute, sequence, distributed)
     with errors.expected(UnsupportedCheckpoint, ValueError, code=errors.WRONG_USE):
-        return errors.DONE if show(read(model), bytes_of(gpu), gpus, wanted, not float32) else errors.NO
+        return errors.DONE if show(read(model), bytes_of(gpu), gpus, wanted, not float32, adapter_rank) else errors.NO
+
+
+@command(PROJECT)
+def merge(
+    base: Annotated[Path, typer.Argument(help="directory of the checkpoint that the adapter was trained on", show_default=False)],
+    adapter: Annotated[Path, typer.Argument(help="directory of the adapter, in peft's files", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="directory to write, which is not there yet", show_default=False)],
+) -> int:
+    """Merge an adapter into its base: write full weights, in float32."""
+    from infra.model.architectures import UnsupportedCheckpoint
+    from tasks.trainer.model.adapter_files import UnsuitableAdapter
+    from tasks.trainer.model.adapter_files import merge as merge_files
+
+    if out.exists():
+        raise errors.Failed(f"{out} is there already, expected a new directory: name another one", errors.WRONG_USE)
+    with errors.expected(UnsupportedCheckpoint, UnsuitableAdapter, code=errors.WRONG_USE):
+        merge_files(base, adapter, out)
+    print(f"wrote {out}")
+    return errors.DONE
 
 
 @command(PROJECT)

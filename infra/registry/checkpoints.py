@@ -26,6 +26,11 @@ def optimizer_prefix(checkpoint: str) -> str:
     return f"optimizers/{checkpoint.rsplit('/', 1)[-1]}"
 
 
+def adapter_prefix(checkpoint: str) -> str:
+    """Return the prefix of the adapter that a checkpoint has merged."""
+    return f"adapters/{checkpoint.rsplit('/', 1)[-1]}"
+
+
 def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
     """Return the directory of a version's checkpoint; download it if necessary.
 

@@ -31,9 +31,7 @@ class Recipe(Section):
     """Bits of the mantissa to which a candidate's float32 weights are rounded as they are stored, before anything evaluates or
     serves them; 23: all bits. 15: by at most 2^-16 of a weight, and what travels between versions is a third smaller."""
     learning_rate: float = Field(2e-6, gt=0)
-    """Learning rate after the warm-up."""
-    warmup_steps: int = Field(2, ge=0)
-    """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
+    """Learning rate after a warm-up of two steps."""
     final_rate: float = Field(1.0, ge=0, le=1)
     """Share of the learning rate that remains at the last step, reached linearly; 1: no decay."""
     epochs: int = Field(2, ge=1)
@@ -77,6 +75,10 @@ class Recipe(Section):
     shown may end early, and then a right beginning is enough. 0: only the whole text counts."""
     frozen_layers: int = Field(0, ge=0)
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
+    adapter_rank: int = Field(0, ge=0, le=256)
+    """Rank of the low-rank adapter that a cycle trains beside all linear layers, in place of the weights: less memory, and less
+    computation. The candidate's weights have the adapter merged. Large models want ten times the `learning_rate` of
+    full weights. 0: the weights themselves are trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are clipped."""
     keep_optimizer: bool = False
@@ -97,6 +99,15 @@ class Recipe(Section):
             raise ValueError(
                 f'recompute = "full", expected "none" or "selective" with frozen_layers = {self.frozen_layers}: the first '
                 "trained layer would get no gradient; frozen layers keep no activations as it is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_is_new(self) -> Self:
+        if self.adapter_rank and self.keep_optimizer:
+            raise ValueError(
+                f"keep_optimizer = true, expected false with adapter_rank = {self.adapter_rank}: each cycle trains a new adapter "
+                "of its parent's weights, which no earlier state belongs to; remove one of them"
             )
         return self
 

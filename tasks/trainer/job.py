@@ -9,6 +9,8 @@ from tasks.trainer.model.megatron_arguments import check_reserved
 from tasks.trainer.options import UpdateSettings
 
 JOB_NAME, METRICS_NAME, CHECKPOINT_NAME, OPTIMIZER_NAME = "job.json", "metrics.json", "checkpoint", "optimizer"
+ADAPTER_NAME = "adapter"
+"""Folder of the adapter, beside the checkpoint that it is merged into."""
 REFUSED_NAME = "refused.txt"
 """Reason why an update was refused, in place of a checkpoint and metrics."""
 
@@ -21,7 +23,7 @@ class Job(UpdateSettings):
     samples: Path
     """Parquet of infra.records Sample rows."""
     output: Path
-    """Folder that gets checkpoint/, optimizer/ with keep_optimizer, and metrics.json last."""
+    """Folder that gets checkpoint/, optimizer/ with keep_optimizer, adapter/ with adapter_rank, and metrics.json last."""
     current_version: str
     """Version of `checkpoint`: trainer and server are compared on the samples of this version."""
     reference: Path | None = None

@@ -26,6 +26,8 @@ class UpdateSettings(Recipe):
     """Seed of the order of samples."""
     threads: int = Field(0, ge=0)
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
+    warmup_steps: int = Field(2, ge=0)
+    """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
     dual_clip: DualClip = 0.0
     """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (Ye et al. 2020 use 3);
     above 1, or 0 for no bound. It limits the gradient of rejected tokens that became much likelier since they were sampled."""
@@ -59,6 +61,15 @@ class UpdateSettings(Recipe):
     """Prompt tokens per sample that the language-model loss covers."""
     logit_scale_rate: float = Field(0.0, ge=0)
     """Learning rate of the logarithm of the logits' scale (the model's sharpness), in plain gradient steps; 0: it stays."""
+
+    @model_validator(mode="after")
+    def _adapter_holds_all(self) -> Self:
+        if self.adapter_rank and self.logit_scale_rate:
+            raise ValueError(
+                f"logit_scale_rate = {self.logit_scale_rate:g}, expected 0 with adapter_rank = {self.adapter_rank}: the scale "
+                "would change the last norm, which the adapter's files do not hold"
+            )
+        return self
 
     @model_validator(mode="after")
     def _power_weighs(self) -> Self:

@@ -23,7 +23,16 @@ from infra.settings import path as settings_path
 from infra.settings.training import Recipe, Train
 from infra.storage.store import Corrupt, ObjectStore, sha256
 from tasks.trainer import nodes
-from tasks.trainer.job import CHECKPOINT_NAME, JOB_NAME, METRICS_NAME, OPTIMIZER_NAME, REFUSED_NAME, Job, Metrics
+from tasks.trainer.job import (
+    ADAPTER_NAME,
+    CHECKPOINT_NAME,
+    JOB_NAME,
+    METRICS_NAME,
+    OPTIMIZER_NAME,
+    REFUSED_NAME,
+    Job,
+    Metrics,
+)
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.worker import end_with_parent
 
@@ -53,6 +62,8 @@ class Candidate:
     """Wall-clock time of the update."""
     optimizer: Path | None = None
     """Folder of the optimizer's state, with train.keep_optimizer."""
+    adapter: Path | None = None
+    """Folder of the adapter that the checkpoint has merged, with train.adapter_rank."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +138,9 @@ def train(
             f"trainer: exit status 0, but no {metrics.name} or {checkpoint.name} in {folder}; see its log {folder / LOG_NAME}"
         )
     result = Metrics.model_validate_json(metrics.read_text())
-    optimizer = folder / OPTIMIZER_NAME
-    return Candidate(checkpoint, result, sum(result.seconds.values()), optimizer if settings.keep_optimizer else None)
+    optimizer = folder / OPTIMIZER_NAME if settings.keep_optimizer else None
+    adapter = folder / ADAPTER_NAME if settings.adapter_rank else None
+    return Candidate(checkpoint, result, sum(result.seconds.values()), optimizer, adapter)
 
 
 def _launch(job: Path, settings: Train, output: TrainerOutput) -> None:

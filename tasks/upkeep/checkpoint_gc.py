@@ -1,4 +1,4 @@
-"""Remove checkpoints and optimizer states that are no longer used; their versions stay, with a tag.
+"""Remove checkpoints, their adapters and optimizer states that are no longer used; their versions stay, with a tag.
 
 Only uploads of cycles are removed: the base and a person's uploads stay. An upload is removed if its cycle has ended, it is old,
 and no version in use is there. The upload of a cycle without a version is unused. An upload that was registered but is unknown
@@ -27,7 +27,7 @@ OPTIMIZERS_DAYS = 3.0
 """Days to keep the optimizer state of a finished cycle (train.keep_optimizer), at most as long as its checkpoint. The state of a
 version that may still be trained stays."""
 DAY = timedelta(days=1).total_seconds()
-CHECKPOINTS, OPTIMIZERS = "checkpoints", "optimizers"
+CHECKPOINTS, ADAPTERS, OPTIMIZERS = "checkpoints", "adapters", "optimizers"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ExpiredUpload:
     versions: tuple[str, ...]
     """Versions of this upload; empty if the cycle made none."""
     folders: tuple[str, ...]
-    """The folders to remove it from: "checkpoints", "optimizers"."""
+    """The folders to remove it from: "checkpoints", "adapters", "optimizers"."""
 
 
 def find(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> tuple[ExpiredUpload, ...]:
@@ -53,8 +53,9 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
     trained = registry.aliased() | trainable(store, lineage(known), aliases, unfinished)
     earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
     served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}
-    in_use = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
-    days = {CHECKPOINTS: limits.checkpoints_days, OPTIMIZERS: min(OPTIMIZERS_DAYS, limits.checkpoints_days)}
+    in_use = {CHECKPOINTS: trained | served, ADAPTERS: trained | served, OPTIMIZERS: trained}
+    days = dict.fromkeys((CHECKPOINTS, ADAPTERS), limits.checkpoints_days)
+    days[OPTIMIZERS] = min(OPTIMIZERS_DAYS, limits.checkpoints_days)
     expired: list[ExpiredUpload] = []
     for cycle in sorted(uploads.keys() & ended):
         versions = tuple(v.version for v in known if v.source.rstrip("/") == store.uri(f"{CHECKPOINTS}/{cycle}"))
@@ -68,7 +69,7 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
 def uploaded(store: ObjectStore) -> dict[str, list[str]]:
     """Return the folders of each upload by its name: a cycle's id, or a name that a person chose."""
     uploads: dict[str, list[str]] = {}
-    for folder in (CHECKPOINTS, OPTIMIZERS):
+    for folder in (CHECKPOINTS, ADAPTERS, OPTIMIZERS):
         for name in {key.split("/")[1] for key in store.keys(f"{folder}/")}:
             uploads.setdefault(name, []).append(folder)
     return uploads

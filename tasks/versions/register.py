@@ -16,7 +16,7 @@ from typing import Any
 from infra.model.showing import FILE
 from infra.pages import figures
 from infra.records import Decision, Manifest
-from infra.registry.checkpoints import optimizer_prefix, prefix_of
+from infra.registry.checkpoints import adapter_prefix, optimizer_prefix, prefix_of
 from infra.registry.client import LAST_MOVE_TAG, ModelVersion, Registry
 from infra.registry.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.settings import Settings, masked
@@ -68,8 +68,10 @@ def register(
     if existing:
         return Registered(existing[0].version, existing[0].tags.get("run", ""))
     prefix = upload(store, manifest.cycle, trained.checkpoint)
-    if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
-        store.put_directory(optimizer_prefix(prefix), trained.optimizer)
+    beside = {optimizer_prefix(prefix): trained.optimizer, adapter_prefix(prefix): trained.adapter}
+    for place, folder in beside.items():
+        if folder and not store.exists(f"{place}/{CHECKSUMS}"):
+            store.put_directory(place, folder)
     earlier = ParentCopy(prefix_of(registry.version(manifest.parent).source, store.bucket), parent) if parent else None
     shipped.ship(store, settings.serving, prefix, trained.checkpoint, earlier)
     dataset = dataset_id(store, manifest.cycle)
@@ -84,6 +86,7 @@ def register(
         "judge": f"{evaluation.candidate['judged']:.3f}",
         EVALUATION_TAG: evaluation.verdict,
         "samples": str(manifest.samples.rows),
+        **({"adapter": store.uri(adapter_prefix(prefix))} if trained.adapter else {}),
     }
     source = f"s3://{store.bucket}/{prefix}"
     found = review.facts(store, settings, versions, manifest.cycle, run, None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from infra.model import adapters
 from infra.model.architectures import Architecture
 
 GRADIENT, ADAM, MASTER, STEP = 4, 8, 4, 4
@@ -25,6 +26,8 @@ LEAST_TOKENS, GOOD_TOKENS = 2048, 8192
 GRAIN, MOST_GRAINS = 512, 256
 """Unit of a proposal's tokens, and the largest multiple of it."""
 RECOMPUTATIONS: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+ROW_PARALLEL = "o_proj", "down_proj"
+"""Linear layers whose input is split over tensor-parallel processes; the output of the others is."""
 SELECTED_SHARE = 8
 """A proposal expects at most one selected position for this many tokens."""
 
@@ -62,6 +65,19 @@ PLAIN = Means()
 
 
 @dataclass(frozen=True)
+class Trained:
+    """The part of a model that an update changes."""
+
+    frozen_layers: int = 0
+    """Lowest layers without gradient and moments, with the embeddings."""
+    adapter_rank: int = 0
+    """Rank of the adapter that is trained in place of the weights; 0: the weights."""
+
+
+EVERYTHING = Trained()
+
+
+@dataclass(frozen=True)
 class MicroBatchSize:
     """Bounds of a micro-batch."""
 
@@ -95,20 +111,25 @@ class Memory:
 
 
 def estimate(
-    model: Architecture, layout: Layout, size: MicroBatchSize, *, bf16: bool = True, frozen_layers: int = 0, means: Means = PLAIN
+    model: Architecture,
+    layout: Layout,
+    size: MicroBatchSize,
+    *,
+    bf16: bool = True,
+    trained: Trained = EVERYTHING,
+    means: Means = PLAIN,
 ) -> Memory:
     """Return the memory of the process with the largest need.
 
     Args:
-        bf16: whether matrix products are computed in bfloat16, over float32 masters.
-        frozen_layers: lowest layers without gradient and moments, with the embeddings.
+        bf16: whether matrix products are computed in bfloat16, over float32 masters of the trained parameters.
         means: how memory is saved in this layout.
 
     Raises:
         ValueError: the model cannot be split this way.
     """
     check(model, layout)
-    stages = (_stage(model, layout, size, stage, bf16, frozen_layers, means) for stage in range(layout.pipeline))
+    stages = (_stage(model, layout, size, stage, bf16, trained, means) for stage in range(layout.pipeline))
     return max(stages, key=lambda memory: memory.total)
 
 
@@ -129,7 +150,7 @@ def check(model: Architecture, layout: Layout) -> None:
 
 
 def _stage(
-    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, bf16: bool, frozen: int, means: Means
+    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, bf16: bool, part: Trained, means: Means
 ) -> Memory:
     split, width = layout.tensor, 2 if bf16 else 4
     layers = model.layers // layout.pipeline
@@ -138,22 +159,36 @@ def _stage(
     embedding = model.vocabulary * model.hidden // split
     ends = embedding * (int(first) + int(last and not (first and model.tied))) + (model.hidden if last else 0)
     parameters = layers * layer + ends
-    still = max(0, min(layers, frozen - stage * layers)) * layer + (embedding * int(first or model.tied) if frozen else 0)
-    trained = parameters - min(still, parameters)
+    frozen_layers = max(0, min(layers, part.frozen_layers - stage * layers))
+    if part.adapter_rank:
+        trained = (layers - frozen_layers) * _adapter(model, split, part.adapter_rank)
+        kept = trained  # the weights, rounded as they compute, need no master: their files hold them
+        parameters += trained
+    else:
+        still = frozen_layers * layer + (embedding * int(first or model.tied) if part.frozen_layers else 0)
+        trained, kept = parameters - min(still, parameters), parameters
     own = trained // layout.data if means.distributed else trained
     # Of the layer that the backward pass computes again.
-    whole = _layer_bytes(model, layout, width, Means(sequence=means.sequence))
+    whole = _layer_bytes(model, layout, width, Means(sequence=means.sequence), part.adapter_rank)
     again = {"none": 0, "selective": whole.mlp, "full": whole.whole}[means.recompute] * size.tokens
     return Memory(
         weights=width * parameters,
-        masters=MASTER * (parameters - trained + own) if bf16 else 0,
+        masters=MASTER * (kept - trained + own) if bf16 else 0,
         gradients=GRADIENT * trained,
         adam=ADAM * own,
-        activations=_activations(model, layout, size, stage, width, frozen, means),
+        activations=_activations(model, layout, size, stage, width, part, means),
         logits=size.positions * model.vocabulary // split * LOGIT_BYTES if last else 0,
         step=STEP * own,
         backward=again + size.tokens * (3 * model.mlp // split + 2 * model.hidden) * width,
     )
+
+
+def _adapter(model: Architecture, split: int, rank: int) -> int:
+    """Return the parameters of a layer's adapter on one of `split` tensor-parallel processes (tasks/trainer/model/adapter.py)."""
+    sides = {name: shape for name, shape in adapters.linears(model).items() if name.startswith("model.layers.0.")}
+    rows = [shape for name, shape in sides.items() if name.endswith(ROW_PARALLEL)]
+    columns = [shape for name, shape in sides.items() if not name.endswith(ROW_PARALLEL)]
+    return rank * (sum(width + out // split for out, width in columns) + sum(width // split + out for out, width in rows))
 
 
 @dataclass(frozen=True)
@@ -168,32 +203,37 @@ class _LayerBytes:
     """Queries and keys before their norms."""
     mlp: int
     """Gate and value, the activated gate, their product."""
+    adapter: int
+    """The states of an adapter's rank between A and B."""
 
     @property
     def whole(self) -> int:
         """Sum of all parts."""
-        return self.states + self.attention + self.norms + self.mlp
+        return self.states + self.attention + self.norms + self.mlp + self.adapter
 
 
-def _layer_bytes(model: Architecture, layout: Layout, width: int, means: Means) -> _LayerBytes:
+def _layer_bytes(model: Architecture, layout: Layout, width: int, means: Means, rank: int) -> _LayerBytes:
     queries, keys = model.heads * model.head, model.groups * model.head
+    rows = len(ROW_PARALLEL)
+    inner = len(adapters.LINEAR) - rows + rows / (layout.tensor if means.sequence else 1)
     return _LayerBytes(
         states=4 * model.hidden * width // (layout.tensor if means.sequence else 1),
         attention=(3 * queries + 2 * keys) * width // layout.tensor,
         norms=(queries + keys) * width // layout.tensor if model.qk_norm else 0,
         mlp=(0 if means.recompute == "selective" else 4) * model.mlp * width // layout.tensor,
+        adapter=int(inner * rank * width),
     )
 
 
 def _activations(
-    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, width: int, frozen: int, means: Means
+    model: Architecture, layout: Layout, size: MicroBatchSize, stage: int, width: int, part: Trained, means: Means
 ) -> int:
     """Return the bytes that a stage keeps for the backward passes of its micro-batches in progress (1F1B)."""
-    layers, layer = model.layers // layout.pipeline, _layer_bytes(model, layout, width, means)
+    layers, layer = model.layers // layout.pipeline, _layer_bytes(model, layout, width, means, part.adapter_rank)
     keys, states = model.groups * model.head * width // layout.tensor, layer.states // 4
     total = 0
     for number in range(stage * layers, (stage + 1) * layers):
-        if number < frozen:
+        if number < part.frozen_layers:
             continue
         if number == model.layers - 1:  # its keys, values and the first norm cover all tokens
             total += size.positions * (layer.whole - layer.norms) + size.tokens * layer.norms
@@ -220,7 +260,7 @@ class Proposal:
     memory: Memory
 
 
-def propose(model: Architecture, card: int, cards: int, *, bf16: bool = True, frozen_layers: int = 0) -> list[Proposal]:
+def propose(model: Architecture, card: int, cards: int, *, bf16: bool = True, trained: Trained = EVERYTHING) -> list[Proposal]:
     """Return the layouts of all cards that fit, the best first.
 
     First come those with micro-batches of GOOD_TOKENS; of these, those without full recomputation, which costs a third more
@@ -233,11 +273,11 @@ def propose(model: Architecture, card: int, cards: int, *, bf16: bool = True, fr
     """
     found = []
     for layout in _layouts(model, cards):
-        for recompute in RECOMPUTATIONS[: 2 if frozen_layers else 3]:
+        for recompute in RECOMPUTATIONS[: 2 if trained.frozen_layers else 3]:
             means = Means(recompute, sequence=layout.tensor > 1, distributed=layout.data > 1)
-            size = largest(model, layout, card, bf16=bf16, frozen_layers=frozen_layers, means=means)
+            size = largest(model, layout, card, bf16=bf16, trained=trained, means=means)
             if size and size.tokens >= LEAST_TOKENS:
-                memory = estimate(model, layout, size, bf16=bf16, frozen_layers=frozen_layers, means=means)
+                memory = estimate(model, layout, size, bf16=bf16, trained=trained, means=means)
                 found.append(Proposal(layout, size, means, memory))
     return sorted(found, key=_preference)
 
@@ -250,7 +290,7 @@ def _preference(proposal: Proposal) -> tuple[bool, bool, int, int, int]:
 
 
 def largest(
-    model: Architecture, layout: Layout, card: int, *, bf16: bool, frozen_layers: int = 0, means: Means = PLAIN
+    model: Architecture, layout: Layout, card: int, *, bf16: bool, trained: Trained = EVERYTHING, means: Means = PLAIN
 ) -> MicroBatchSize | None:
     """Return the largest micro-batch of a proposal that fits a card; None if even the weights do not fit."""
 
@@ -258,7 +298,7 @@ def largest(
         return MicroBatchSize(grains * GRAIN, grains * GRAIN // SELECTED_SHARE)
 
     def needs_too_much(grains: int) -> bool:
-        needed = estimate(model, layout, size(grains), bf16=bf16, frozen_layers=frozen_layers, means=means)
+        needed = estimate(model, layout, size(grains), bf16=bf16, trained=trained, means=means)
         return needed.total > usable(card)
 
     grains = bisect_left(range(1, MOST_GRAINS), True, key=needs_too_much)

@@ -13,7 +13,17 @@ from rich.table import Table
 
 from infra.model.architectures import Architecture
 from infra.settings.training import Recipe
-from tasks.trainer.memory.estimate import Layout, Means, Memory, MicroBatchSize, Proposal, estimate, propose, usable
+from tasks.trainer.memory.estimate import (
+    Layout,
+    Means,
+    Memory,
+    MicroBatchSize,
+    Proposal,
+    Trained,
+    estimate,
+    propose,
+    usable,
+)
 
 GB = 1e9
 UNITS = {"GB": 1e9, "GIB": 2**30}
@@ -50,11 +60,13 @@ def check_fits(model: Architecture, settings: Recipe, layout: Layout, size: Micr
     selective = settings.megatron_arguments.get("recompute_granularity") == "selective"
     recompute = "selective" if selective else settings.recompute
     means = Means(recompute, settings.sequence_parallel, settings.distributed_optimizer)
-    needed = estimate(model, layout, size, bf16=bf16, frozen_layers=settings.frozen_layers, means=means)
+    trained = Trained(settings.frozen_layers, settings.adapter_rank)
+    needed = estimate(model, layout, size, bf16=bf16, trained=trained, means=means)
     if needed.total <= card:
         return
-    fitting = propose(model, card, layout.processes, bf16=bf16, frozen_layers=settings.frozen_layers)
-    advice = f"these settings fit: {in_settings(fitting[0])}" if fitting else "no layout of these processes fits: use more"
+    fitting = propose(model, card, layout.processes, bf16=bf16, trained=trained)
+    more = "use more" if settings.adapter_rank else "use more, or train an adapter (train.adapter_rank)"
+    advice = f"these settings fit: {in_settings(fitting[0])}" if fitting else f"no layout of these processes fits: {more}"
     raise DoesNotFit(
         f"{layout} with micro-batches of {size.tokens} tokens and {size.positions} selected positions needs "
         f"{needed.total / GB:.1f} GB ({in_parts(needed)}), a process has {card / GB:.1f} GB; {advice}"
@@ -91,20 +103,29 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def show(model: Architecture, card: int, cards: int, wanted: tuple[Layout, MicroBatchSize, Means] | None, bf16: bool) -> bool:
+def show(
+    model: Architecture,
+    card: int,
+    cards: int,
+    wanted: tuple[Layout, MicroBatchSize, Means] | None,
+    bf16: bool,
+    adapter_rank: int = 0,
+) -> bool:
     """Print the estimate; return whether a layout fits."""
+    trained = Trained(adapter_rank=adapter_rank)
     console = Console(width=120 if not sys.stdout.isatty() else None)
     console.print(
         f"{model.family}, {model.parameters / 1e9:.2f} billion parameters; {cards} x {card / GB:.0f} GB, of which "
         f"{usable(card) / GB:.1f} GB are planned with; {'bfloat16 over float32 masters' if bf16 else 'float32'}"
+        + (f"; an adapter of rank {adapter_rank}" if adapter_rank else "")
     )
     if wanted:
         layout, size, means = wanted
-        needed = estimate(model, layout, size, bf16=bf16, means=means)
+        needed = estimate(model, layout, size, bf16=bf16, trained=trained, means=means)
         verdict = "fits" if needed.total <= usable(card) else "does not fit"
         console.print(table([Proposal(layout, size, means, needed)], f"asked for: {verdict}"))
         return needed.total <= usable(card)
-    fitting = propose(model, card, cards, bf16=bf16)
+    fitting = propose(model, card, cards, bf16=bf16, trained=trained)
     if not fitting:
         console.print("no layout fits: take more cards, or larger ones")
         return False

@@ -7,8 +7,7 @@ small steps. Under the distributed optimizer each data-parallel rank holds a par
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
-from safetensors import safe_open
 
+from infra.model.adapters import names as adapter_names
 from tasks.trainer.model.parts import PARTS, Parts
 
 Entry = tuple[list[str], str, int | None]
@@ -38,6 +37,21 @@ _LAYER: dict[str, Entry] = {
     "mlp.linear_fc1.weight": ([f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight"], "glu", 0),
     "mlp.linear_fc2.weight": ([f"{_MLP}.down_proj.weight"], "copy", 1),
 }
+_ADAPTER = ".adapter."
+"""Part of the name of an adapter's parameter (adapter.py)."""
+_ADAPTED: dict[str, tuple[list[str], tuple[int | None, int | None]]] = {
+    "self_attention.linear_qkv": ([f"{_ATTENTION}.{p}_proj" for p in "qkv"], (None, 0)),
+    "self_attention.linear_proj": ([f"{_ATTENTION}.o_proj"], (1, None)),
+    "mlp.linear_fc1": ([f"{_MLP}.gate_proj", f"{_MLP}.up_proj"], (None, 0)),
+    "mlp.linear_fc2": ([f"{_MLP}.down_proj"], (1, None)),
+}
+"""Linear layers, each with the Hugging Face names of its parts, and the axes of A and B that are split."""
+_LAYER |= {
+    f"{linear}{_ADAPTER}{matrix}.{number}": ([name], "copy", axis)
+    for linear, (parts, axes) in _ADAPTED.items()
+    for number, part in enumerate(parts)
+    for matrix, name, axis in zip("ab", adapter_names(part), axes, strict=True)
+}
 _TOP: dict[str, Entry] = {
     "embedding.word_embeddings.weight": (["model.embed_tokens.weight"], "copy", 0),
     "decoder.final_layernorm.weight": (["model.norm.weight"], "copy", None),
@@ -45,37 +59,18 @@ _TOP: dict[str, Entry] = {
 }
 
 
-class StoredTensors(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each read on access, so that a rank holds one of them beside its model."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._files: dict[str, Any] = {}
-        for file in files:
-            tensors = safe_open(file, "pt")
-            self._files |= dict.fromkeys(tensors.keys(), tensors)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """Read a tensor."""
-        return self._files[name].get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        """Return the number of tensors."""
-        return len(self._files)
-
-
 @torch.no_grad()
-def load_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+def load_weights(model: Any, weights: Mapping[str, torch.Tensor], partly: bool = False) -> None:
     """Copy this rank's shards of full Hugging Face tensors into the model and, once there is an optimizer, its masters.
+
+    Args:
+        partly: leave parameters whose tensors are missing as they are; those of adapters always stay.
 
     Raises:
         KeyError: a tensor is missing.
         ValueError: a tensor's shape differs from the model's.
     """
-    for parameter, tensor in shards(model, weights, partly=False):
+    for parameter, tensor in shards(model, weights, partly):
         parameter.copy_(tensor)
         if (master := getattr(parameter, "main_param", None)) is not None:
             shared = parts_shared(parameter)
@@ -93,7 +88,7 @@ def shards(model: Any, weights: Mapping[str, torch.Tensor], partly: bool = True)
     """Yield this rank's parameters, each with its shard of full Hugging Face tensors.
 
     Args:
-        partly: skip parameters whose tensors are missing.
+        partly: skip parameters whose tensors are missing; those of adapters are always skipped.
 
     Raises:
         KeyError: a tensor is missing, and `partly` is false.
@@ -103,7 +98,7 @@ def shards(model: Any, weights: Mapping[str, torch.Tensor], partly: bool = True)
     size, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
     for name, parameter in core.named_parameters():
         tensors, kind, axis = _entry(name, offset, tied)
-        if partly and tensors[0] not in weights:
+        if (partly or _ADAPTER in name) and tensors[0] not in weights:
             continue
         tensor = _merge([weights[n] for n in tensors], kind, core.config.num_query_groups, size, rank)
         if kind == "copy" and axis is not None:
@@ -186,14 +181,22 @@ def full_weights(model: Any, tensor_of: TensorOf = master_of) -> Iterator[tuple[
             yield name, tensor
 
 
-def gather_on_rank_0(model: Any, dtype: torch.dtype, finish: Finish = lambda _, tensor: tensor) -> dict[str, torch.Tensor]:
+def trained_master(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return the master of a parameter that is trained; None for a frozen one."""
+    return master_of(parameter) if parameter.requires_grad else None
+
+
+def gather_on_rank_0(
+    model: Any, dtype: torch.dtype, finish: Finish = lambda _, tensor: tensor, tensor_of: TensorOf = master_of
+) -> dict[str, torch.Tensor]:
     """Return every Hugging Face tensor, as `dtype` on the CPU, on rank 0; every rank calls it, the others get nothing.
 
     Args:
         finish: converts each tensor, by its name, before it is returned: one at a time, so that there is no second copy of all.
+        tensor_of: the tensor to gather for each parameter.
     """
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in full_weights(model):
+    for name, tensor in full_weights(model, tensor_of):
         if dist.get_rank() == 0:
             weights[name] = finish(name, tensor.to(dtype).cpu().contiguous())
     return weights

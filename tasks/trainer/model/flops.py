@@ -1,8 +1,8 @@
 """Arithmetic of a training step and the processors' peak, whose ratio is the efficiency of a step.
 
 Counted as in Chowdhery et al. 2022, "PaLM", appendix B: two operations per multiply-add, a backward pass twice its forward
-pass, no padding and no recomputation. Frozen layers have no backward pass; the last layer's queries and MLP and the output
-layer count selected positions only.
+pass, no padding and no recomputation. Frozen layers have no backward pass, and weights with an adapter no gradient; the last
+layer's queries and MLP and the output layer count selected positions only.
 """
 
 import time
@@ -15,7 +15,7 @@ PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S"
 """Peak operations per second in dense bfloat16, by a part of the GPU's name (makers' data sheets)."""
 
 
-def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_layers: int) -> float:
+def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_layers: int, adapter_rank: int = 0) -> float:
     """Return the operations of one training step.
 
     Args:
@@ -27,15 +27,22 @@ def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_laye
     layers, mlp = config["num_hidden_layers"], 3 * hidden * config["intermediate_size"]
     queries_keys_values, back = hidden * width * (heads + 2 * groups), hidden * width * heads
     output = hidden * config["vocab_size"]
-    tied = config["tie_word_embeddings"] and frozen_layers
+    still = adapter_rank or (config["tie_word_embeddings"] and frozen_layers)  # the output layer
+    # Both matrices of an adapter: the rank times each side of its layer.
+    sides = 3 * hidden + width * (heads + 2 * groups), 4 * hidden + width * heads + 3 * config["intermediate_size"]
     total = 0.0
     for length, selected in rows:
         for layer in range(layers):
             places = selected if layer == layers - 1 else length
             # Causal attention needs half of the pairs: two matmuls of places * T / 2 * heads * width multiply-adds.
-            attention = 2 * length * queries_keys_values + 2 * places * length * heads * width + 2 * places * back
-            total += (1 if layer < frozen_layers else 3) * (attention + 2 * places * mlp)
-        total += (2 if tied else 3) * 2 * selected * output
+            scores = 2 * places * length * heads * width
+            products = 2 * length * queries_keys_values + 2 * places * (back + mlp)
+            added = 2 * adapter_rank * (length * sides[0] + places * sides[1])
+            if layer < frozen_layers:
+                total += scores + products
+            else:
+                total += 3 * (scores + added) + (2 if adapter_rank else 3) * products
+        total += (2 if still else 3) * 2 * selected * output
     return total
 
 

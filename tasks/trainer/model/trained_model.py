@@ -1,7 +1,5 @@
 """One Megatron model with its optimizer: built from a Hugging Face configuration, stepped over micro-batches, saved."""
 
-import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +15,17 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
-from safetensors.torch import save_file
 
 from infra.model.architectures import parse
+from tasks.trainer.model.adapter import NewAdapter, attach
+from tasks.trainer.model.adapter_files import merged, write_adapter
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
-from tasks.trainer.model.convert import StoredTensors, freeze, gather_on_rank_0, load_weights
+from tasks.trainer.model.convert import freeze, gather_on_rank_0, load_weights, trained_master
 from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.rounding import FLOAT32_MANTISSA, round_mantissa
+from tasks.trainer.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 
-WEIGHTS = "model.safetensors"
 LAST_NORM = "model.norm.weight"
 ForwardStep = Callable[[Iterator[Any], Any], tuple[torch.Tensor, Callable[..., Any]]]
 
@@ -44,6 +43,10 @@ class Optimization:
     """Whether matrix products are computed in bfloat16, over float32 masters."""
     frozen_layers: int = 0
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
+    adapter_rank: int = 0
+    """Rank of the adapter that is trained in place of the weights; 0: the weights are trained."""
+    adapter_seed: str = ""
+    """Text from which the adapter's first values are drawn."""
     distributed: bool = False
     """Whether data-parallel ranks share the masters and Adam's state (Megatron's distributed optimizer)."""
 
@@ -72,11 +75,14 @@ class TrainedModel:
         """
         check_arguments(megatron_arguments)
         self.hf_config = config
-        architecture = parse(config, "the model")
+        self.architecture = parse(config, "the model")
         init_std = config.get("initializer_range", 0.02)
-        self.config = transformer_config(architecture, parallel, optimization.bf16, recompute, megatron_arguments, init_std)
-        model: Any = gpt_model(architecture, self.config)
-        freeze(model, optimization.frozen_layers)
+        self.config = transformer_config(self.architecture, parallel, optimization.bf16, recompute, megatron_arguments, init_std)
+        model: Any = gpt_model(self.architecture, self.config)
+        if optimization.adapter_rank:
+            attach(model, self.architecture, optimization.adapter_rank, optimization.frozen_layers)
+        else:
+            freeze(model, optimization.frozen_layers)
         if torch.cuda.is_available():
             model = model.cuda()
         wrapped = Float16Module(self.config, model) if optimization.bf16 else model
@@ -89,6 +95,7 @@ class TrainedModel:
         self.config.finalize_model_grads_func = finalize_model_grads
         self._optimization = optimization
         self._megatron_arguments = megatron_arguments
+        self._loaded: Path | None = None
         self.optimizer: Any = None
 
     @property
@@ -97,11 +104,14 @@ class TrainedModel:
         return next(self.megatron.parameters()).device
 
     def load(self, directory: Path) -> None:
-        """Load weights in Hugging Face layout, from one or more safetensors files, into the float32 masters too."""
-        weights = StoredTensors(sorted(directory.glob("*.safetensors")))
-        if not weights:
-            raise ValueError(f"{directory}: no *.safetensors; expected a checkpoint in Hugging Face layout")
+        """Load weights in Hugging Face layout, from one or more safetensors files, into the float32 masters too. An adapter of
+        these weights begins anew."""
+        weights, options = StoredTensors(weights_of(directory)), self._optimization
         load_weights(self.megatron, weights)
+        if options.adapter_rank:
+            new = NewAdapter(self.architecture, options.adapter_rank, options.frozen_layers, options.adapter_seed)
+            load_weights(self.megatron, new, partly=True)
+        self._loaded = directory
 
     def make_optimizer(self, make: Callable[[Any, Optimization], Any] | None = None) -> None:
         """Make the optimizer, by default Megatron's Adam.
@@ -111,7 +121,7 @@ class TrainedModel:
         self.megatron.broadcast_params()
         options = self._optimization
         for parameter in self.megatron.parameters():
-            if options.bf16 and not parameter.requires_grad:
+            if options.bf16 and not options.adapter_rank and not parameter.requires_grad:
                 parameter.main_param = parameter.detach().float()  # so that frozen weights are saved unrounded too
         if make:
             self.optimizer = make(self.megatron, options)
@@ -202,6 +212,8 @@ class TrainedModel:
     ) -> None:
         """Write the checkpoint atomically, from the float32 masters where there are any.
 
+        With an adapter: the weights that were loaded, from their files, with the adapter merged into them.
+
         Args:
             extras: folder whose tokenizer files are copied.
             logit_scale: factor of all logits; it is multiplied into the weights of the last norm.
@@ -211,19 +223,28 @@ class TrainedModel:
         def stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
             return round_mantissa(tensor * logit_scale if name == LAST_NORM else tensor, mantissa)
 
-        weights = gather_on_rank_0(self.megatron, dtype, stored)
+        rank = self._optimization.adapter_rank
+        weights = self._adapter() if rank else gather_on_rank_0(self.megatron, dtype, stored)
         if dist.get_rank() != 0:
             return
-        partial = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_file(weights, partial / WEIGHTS, metadata={"format": "pt"})
-        config = self.hf_config | {"dtype": str(dtype).removeprefix("torch."), "torch_dtype": str(dtype).removeprefix("torch.")}
-        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
-        for file in sorted(extras.iterdir()) if extras else []:
-            # An index names files of the base's weights.
-            copied = file.suffix == ".json" and not file.name.endswith(".index.json")
-            if file.is_file() and copied and not (partial / file.name).exists():
-                shutil.copyfile(file, partial / file.name)  # not its permissions
-        shutil.rmtree(directory, ignore_errors=True)
-        partial.rename(directory)
+        if rank:
+            base = StoredTensors(weights_of(self._base()))
+            whole = merged(base, self.architecture, weights, rank)
+            weights = {name: stored(name, tensor).to(dtype) for name, tensor in whole}
+        with written(directory) as partial:
+            write_checkpoint(partial, weights, self.hf_config, dtype, extras)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapter alone, atomically, in the files of `peft`; every rank calls it."""
+        options, tensors = self._optimization, self._adapter()
+        if dist.get_rank() == 0:
+            with written(directory) as partial:
+                write_adapter(partial, tensors, self.architecture, options.adapter_rank, options.frozen_layers, self._base())
+
+    def _adapter(self) -> dict[str, torch.Tensor]:
+        """Return the adapter's tensors on rank 0."""
+        return gather_on_rank_0(self.megatron, torch.float32, tensor_of=trained_master)
+
+    def _base(self) -> Path:
+        assert self._loaded is not None, "an adapter belongs to weights that were loaded"
+        return self._loaded

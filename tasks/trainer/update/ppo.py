@@ -27,7 +27,7 @@ from megatron.core import parallel_state
 
 from infra.model.architectures import parse
 from infra.records import Sample
-from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
+from tasks.trainer.job import ADAPTER_NAME, CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.memory.estimate import Layout, MicroBatchSize
 from tasks.trainer.memory.fit import check_fits
 from tasks.trainer.model import flops, matmul
@@ -178,7 +178,7 @@ def _speed(
 ) -> dict[str, float]:
     """Return a step's times, and its rates."""
     sizes = list(_sizes(rows, job))
-    operations = flops.of_step(model.hf_config, sizes, job.frozen_layers)
+    operations = flops.of_step(model.hf_config, sizes, job.frozen_layers, job.adapter_rank)
     return {
         **{"seconds": seconds, "cpu_seconds": cpu_seconds},
         "tokens_per_second": sum(length for length, _ in sizes) / seconds,
@@ -278,6 +278,8 @@ def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
         max_grad_norm=job.max_grad_norm,
         bf16=in_bfloat16(job),
         frozen_layers=job.frozen_layers,
+        adapter_rank=job.adapter_rank,
+        adapter_seed=f"{job.seed} {job.current_version}",  # another subspace in each cycle, the same one in a repeated update
         distributed=job.distributed_optimizer,
     )
     parallel = Parallel(job.tensor_parallel, job.pipeline_parallel, job.sequence_parallel)
@@ -318,6 +320,8 @@ def run(job: Job) -> Metrics:
     clock.append(("save", time.monotonic()))
     if job.keep_optimizer:
         optimizer_state.save(model, job.output / OPTIMIZER_NAME)
+    if job.adapter_rank:
+        model.save_adapter(job.output / ADAPTER_NAME)
     model.save(job.output / CHECKPOINT_NAME, torch.float32, job.checkpoint, scale.factor, job.stored_mantissa)
     clock.append(("end", time.monotonic()))
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from tasks.trainer.model.process_group import Parallel, start, stop
 from tasks.trainer.update import ppo
-from tests.tasks.trainer import learning, memory, parity, refusals, state
+from tests.tasks.trainer import adapters, learning, memory, parity, refusals, state
 from tests.tasks.trainer.models import OTHERS, tiny
 from tests.tasks.trainer.trained_models import JOB, LAYOUTS, SHARING, VARIANTS, Variant, restart, write_job
 
@@ -85,12 +85,15 @@ def in_layouts(models: Models, work: Path) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     for name, parallel in LAYOUTS[size].items():
         restart(parallel)
+        adapter = adapters.check_adapter(directory, model, Variant(parallel, name in SHARING))
         if size >= 4:
-            answers[name] = parity.check_parity(directory, model, Variant(parallel))
+            answers[name] = parity.check_parity(directory, model, Variant(parallel)) | {"adapter": adapter}
             continue
         answers[name] = in_layout(directory, model, parallel, work / "states" / name, name in SHARING)
+        answers[name]["adapter"] = adapter
         answers[name]["others"] = {
             other: parity.check_parity(work / other, models[other], Variant(parallel))
+            | {"adapter": adapters.check_adapter(work / other, models[other], Variant(parallel))}
             for other in OTHERS
             if name in ("one", "tensor", "pipeline") and models[other].config.num_hidden_layers % parallel.pipeline == 0
         }
@@ -108,6 +111,7 @@ def in_variants(models: Models, work: Path) -> dict[str, Any]:
         restart(variant.parallel)
         families = ("model", "Qwen3", "Llama with biases") if name == "tensor, sequence, full" else ("model",)
         answers |= {f"{name}, {family}": parity.check_parity(work / family, models[family], variant) for family in families}
+        answers[f"{name}, model"]["adapter"] = adapters.check_adapter(work / "model", models["model"], variant)
     return answers
 
 
@@ -158,7 +162,9 @@ def in_one_process(models: Models, work: Path) -> dict[str, Any]:
         "rejections": learning.check_rejections(directory, model),
         "peaks": memory.check_peaks(),
         "memory": memory.check_refused(directory),
+        "adapter_bf16": adapters.check_bf16(directory, model),
     }
+    answers["adapter_updates"] = adapters.check_updates(job)
     ppo.run(job)
     return answers | {"ended": refusals.check_ended(job), "megatron_arguments": refusals.megatron_arguments(directory, job)}
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.model.architectures import parse
-from tasks.trainer.memory.estimate import Layout, Means, Memory, MicroBatchSize, estimate
+from tasks.trainer.memory.estimate import Layout, Means, Memory, MicroBatchSize, Trained, estimate
 from tasks.trainer.memory.fit import DoesNotFit
 from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import MicroBatch, micro_batches
@@ -38,6 +38,8 @@ SHAPES = {
 """Changes of the tiny model's configuration."""
 DEEP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12}
 """A shape of whose layers most are computed again."""
+RANK = 8
+"""Of an adapter."""
 PROMPT, COMPLETION, ROWS = 560, 40, 3
 """Tokens of a prompt and a completion, and rows of the micro-batch: longer than those for which attention keeps its scores."""
 
@@ -92,17 +94,29 @@ def check_peaks() -> dict[str, dict[str, float]]:
         for name, shape in SHAPES.items()
         for bf16 in (False, True)
     }
-    return plain | {f"deep, {means.recompute}": peak_of(DEEP, True, means) for means in (Means("selective"), Means("full"))}
+    of_adapters = {
+        f"{name}, {'bfloat16' if bf16 else 'float32'}, adapter": peak_of(shape, bf16, Means(), RANK)
+        for name, shape in SHAPES.items()
+        for bf16 in (False, True)
+    }
+    recomputed = {
+        f"deep, {means.recompute}{', adapter' if rank else ''}": peak_of(DEEP, True, means, rank)
+        for means in (Means("selective"), Means("full"))
+        for rank in (0, RANK)
+    }
+    return plain | of_adapters | recomputed
 
 
 def check_stays() -> dict[str, float]:
-    """Return planned over measured bytes of what stays between steps under the distributed optimizer, in each precision."""
+    """Return planned over measured bytes of what stays between steps under the distributed optimizer, in each precision, for
+    weights and for an adapter."""
     means = Means(distributed=True)
     answers = {}
     for bf16 in (False, True):
-        config = configuration(SHAPES["untied"])
-        trained, batch = stepped(config, bf16, means)
-        answers[str(bf16)] = stays_of(planned_for(config, batch, bf16, means)) / held(trained)
+        for rank in (0, RANK):
+            config = configuration(SHAPES["untied"])
+            trained, batch = stepped(config, bf16, means, rank)
+            answers[f"{bf16}, {rank}"] = stays_of(planned_for(config, batch, bf16, means, rank)) / held(trained)
     return answers
 
 
@@ -111,9 +125,9 @@ def configuration(shape: dict[str, Any]) -> dict[str, Any]:
     return tiny().config.to_dict() | {"max_position_embeddings": 1024} | shape
 
 
-def stepped(config: dict[str, Any], bf16: bool, means: Means) -> tuple[TrainedModel, MicroBatch]:
+def stepped(config: dict[str, Any], bf16: bool, means: Means, rank: int = 0) -> tuple[TrainedModel, MicroBatch]:
     """Return a model after one step, so that Adam's moments are there, and its micro-batch."""
-    optimization = Optimization(1e-4, bf16=bf16, distributed=means.distributed)
+    optimization = Optimization(1e-4, bf16=bf16, distributed=means.distributed, adapter_rank=rank)
     trained = TrainedModel(config, Parallel(), optimization, recompute=means.recompute)
     trained.make_optimizer()
     row = samples(tiny(), drift=0.0, count=1)[0]
@@ -124,10 +138,11 @@ def stepped(config: dict[str, Any], bf16: bool, means: Means) -> tuple[TrainedMo
     return trained, batch
 
 
-def planned_for(config: dict[str, Any], batch: MicroBatch, bf16: bool, means: Means) -> Memory:
+def planned_for(config: dict[str, Any], batch: MicroBatch, bf16: bool, means: Means, rank: int = 0) -> Memory:
     """Return the plan of a micro-batch, in data parallelism."""
     size = MicroBatchSize(batch.tokens.numel(), batch.at.numel())
-    return estimate(parse(config, "the model"), Layout(data=dist.get_world_size()), size, bf16=bf16, means=means)
+    layout, trained = Layout(data=dist.get_world_size()), Trained(adapter_rank=rank)
+    return estimate(parse(config, "the model"), layout, size, bf16=bf16, trained=trained, means=means)
 
 
 def stays_of(planned: Memory) -> int:
@@ -135,11 +150,11 @@ def stays_of(planned: Memory) -> int:
     return planned.weights + planned.masters + planned.gradients + planned.adam
 
 
-def peak_of(shape: dict[str, Any], bf16: bool, means: Means) -> dict[str, float]:
+def peak_of(shape: dict[str, Any], bf16: bool, means: Means, rank: int = 0) -> dict[str, float]:
     """Return planned over measured bytes of one shape."""
     config = configuration(shape)
-    trained, batch = stepped(config, bf16, means)
-    stays, planned = held(trained), planned_for(config, batch, bf16, means)
+    trained, batch = stepped(config, bf16, means, rank)
+    stays, planned = held(trained), planned_for(config, batch, bf16, means, rank)
     with PeakBytes() as counted:
         trained.accumulate(STEP, [batch], (1, batch.tokens.numel()))
     activations = planned.activations + max(planned.logits, planned.backward)

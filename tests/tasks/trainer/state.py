@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from tasks.trainer.job import Job
-from tasks.trainer.model.convert import StoredTensors, full_weights, gather_on_rank_0, rank_share
+from tasks.trainer.model.convert import full_weights, gather_on_rank_0, rank_share
 from tasks.trainer.model.process_group import Parallel, start
-from tasks.trainer.model.trained_model import WEIGHTS, Optimization, TrainedModel
+from tasks.trainer.model.stored_tensors import WEIGHTS, StoredTensors
+from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.update import optimizer_state, ppo
 from tasks.trainer.update.batches import NO_POLICIES
 from tasks.trainer.update.logit_scale import LogitScale

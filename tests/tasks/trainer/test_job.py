@@ -24,7 +24,8 @@ CHANGED = UpdateSettings(
     max_logprob_gap=0.4, max_logprob_gap_p99=0.6, context_weight=0.7, context_tokens=6, logit_scale_rate=0.8, frozen_layers=1,
     max_grad_norm=2.0, keep_optimizer=True, seed=3, megatron_arguments={"weight_decay": 0.1},
 )  # fmt: skip
-"""Settings in which no option of the update has its default."""
+"""Settings in which every option of the update differs from its default, except the one that two of them exclude."""
+WITH_ADAPTER = UpdateSettings(adapter_rank=4)
 OLD_JOB = """{"checkpoint": "parent", "samples": "samples", "output": "out", "optimizer": null, "keep_optimizer": false,
 "current_version": "4", "tensor_parallel": 1, "pipeline_parallel": 1, "precision": "float32", "learning_rate": 0.5,
 "warmup_steps": 2, "epochs": 7, "minibatch": 256, "micro_batch_tokens": 8192, "proximal": "update", "recomputed": "older",
@@ -39,7 +40,7 @@ OLD_TRAIN = """{"processes": 2, "tensor_parallel": 1, "pipeline_parallel": 1, "p
 "max_kl": 1.0, "max_ratio": 1000.0, "max_logprob_gap": 0.1, "max_logprob_gap_p99": 0.5, "context_weight": 0.1,
 "context_tokens": 16, "logit_scale_rate": 0.25, "frozen_layers": 2, "max_grad_norm": 1.0, "keep_optimizer": false, "seed": 0,
 "environment": {"OMP_NUM_THREADS": "1"}, "folder": "var/cycles"}"""
-"""The section train of a settings.json of commit 33a3b65, without threads, warmup_steps and megatron_arguments."""
+"""The section train of a settings.json of commit 33a3b65, without threads and megatron_arguments."""
 
 
 def job_of(folder: Path, settings: Recipe, inputs: UpdateInputs | None = None) -> Job:
@@ -56,10 +57,10 @@ def test_the_job_holds_the_settings_that_the_trainer_knows(tmp_path: Path) -> No
 
 
 def test_the_job_holds_every_option_of_the_update(tmp_path: Path) -> None:
-    job = job_of(tmp_path, CHANGED)
     for name, field in UpdateSettings.model_fields.items():
-        assert getattr(CHANGED, name) != field.default, f"{name} is at its default: this test proves nothing for it"
-        assert getattr(job, name) == getattr(CHANGED, name), name
+        changed = WITH_ADAPTER if name == "adapter_rank" else CHANGED
+        assert getattr(changed, name) != field.default, f"{name} is at its default: this test proves nothing for it"
+        assert getattr(job_of(tmp_path, changed), name) == getattr(changed, name), name
     assert Train.model_fields.keys() - Job.model_fields.keys() == {
         *("processes", "nodes", "rendezvous", "kl_reference", "environment", "folder", "groups"),
     }
@@ -70,6 +71,11 @@ def test_a_dual_clip_of_at_most_1_is_refused(tmp_path: Path, bound: float) -> No
     text = write_job(tmp_path, Path("parent"), Path("samples"), "4", Train()).read_text()
     with pytest.raises(ValueError, match=r"(?s)dual_clip.*expected 0, for none, or a bound above 1"):
         Job.model_validate_json(text.replace('"dual_clip": 0.0', f'"dual_clip": {bound}'))
+
+
+def test_a_trained_scale_of_the_logits_is_refused_with_an_adapter() -> None:
+    with pytest.raises(ValueError, match=r"logit_scale_rate = 0.5, expected 0 with adapter_rank = 4: .*adapter's files"):
+        UpdateSettings(adapter_rank=4, logit_scale_rate=0.5)
 
 
 def test_the_job_names_the_inputs_of_the_update(tmp_path: Path) -> None:
@@ -99,6 +105,6 @@ def test_a_cycle_of_an_earlier_version_is_trained_with_its_settings(tmp_path: Pa
         name: value for name, value in values.items() if name in Train.model_fields
     }
     assert values.keys() - Train.model_fields.keys() >= {"dual_clip", "max_ratio"}, "options that were settings are ignored"
-    assert (train.warmup_steps, train.megatron_arguments) == (2, {})
+    assert train.megatron_arguments == {}
     job = job_of(tmp_path, train)
     assert (job.warmup_steps, job.threads, job.max_ratio) == (2, 0, 1000.0)

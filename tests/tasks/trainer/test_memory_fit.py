@@ -1,16 +1,18 @@
 """The planned memory is that which a step takes, layouts that cannot fit are refused, and proposals fit."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
 
 from infra import cli
+from infra.model import adapters
 from infra.model.architectures import Architecture, parse
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.training import Train
 from tasks.trainer.memory import fit
-from tasks.trainer.memory.estimate import Layout, MicroBatchSize, estimate, propose, usable
+from tasks.trainer.memory.estimate import Layout, MicroBatchSize, Trained, estimate, propose, usable
 
 COMMON = {"model_type": "qwen2", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6}
 QWEN = {
@@ -38,21 +40,22 @@ def qwen(name: str) -> Architecture:
 @pytest.mark.stack
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", ["wide MLP", "wide states", "large vocabulary", "untied"])
-def test_the_plan_is_within_a_tenth_of_the_measured_peak(answers, shape, precision):
-    ratios = answers["peaks"][f"{shape}, {precision}"]
+@pytest.mark.parametrize("trained", ["", ", adapter"])
+def test_the_plan_is_within_a_tenth_of_the_measured_peak(answers, shape, precision, trained):
+    ratios = answers["peaks"][f"{shape}, {precision}{trained}"]
     assert ratios["stays"] == pytest.approx(1, abs=0.01)
     assert ratios["peak"] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("recompute", ["selective", "full", "selective, adapter", "full, adapter"])
 def test_the_plan_counts_what_is_computed_again(answers, recompute):
     assert answers["peaks"][f"deep, {recompute}"]["peak"] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.stack
 def test_the_plan_counts_what_each_rank_holds_of_the_distributed_optimizer(answers):
-    assert answers["distributed"]["stays"] == pytest.approx({"False": 1, "True": 1}, abs=0.01)
+    assert answers["distributed"]["stays"] == pytest.approx({"False, 0": 1, "False, 8": 1, "True, 0": 1, "True, 8": 1}, abs=0.01)
 
 
 @pytest.mark.stack
@@ -94,6 +97,34 @@ def test_nothing_is_proposed_for_a_model_that_no_card_holds():
     assert propose(qwen("32B"), CARD, 2) == []
 
 
+@pytest.mark.parametrize(("name", "gigabytes", "stays"), [("1.5B", 16, 3.4), ("7B", 24, 16.0), ("32B", 80, 67.9)])
+def test_an_adapter_fits_one_card_that_full_weights_do_not(name, gigabytes, stays):
+    """The weights in bfloat16, and 16 bytes more for each parameter of the adapter."""
+    card, adapter = int(gigabytes * 1e9), Trained(adapter_rank=16)
+    assert propose(qwen(name), card, 1) == []
+    memory = propose(qwen(name), card, 1, trained=adapter)[0].memory
+    kept = memory.weights + memory.masters + memory.gradients + memory.adam
+    added = sum(prod(shape) for shape in adapters.tensors(qwen(name), 16).values())
+    assert kept == 2 * qwen(name).parameters + 18 * added == pytest.approx(stays * 1e9, abs=0.05e9)
+
+
+@pytest.mark.parametrize(("rank", "advice"), [(0, r"use more, or train an adapter \(train.adapter_rank\)"), (16, "use more$")])
+def test_where_nothing_fits_an_adapter_is_proposed(rank, advice):
+    settings = Train(adapter_rank=rank)
+    with pytest.raises(fit.DoesNotFit, match=advice):
+        fit.check_fits(qwen("7B"), settings, Layout(), MicroBatchSize(8192, 1024), int(8e9), bf16=True)
+
+
+def test_parallel_parts_of_an_adapter_need_less_memory_each():
+    size, adapter = MicroBatchSize(8192, 1024), Trained(adapter_rank=16)
+    layouts = Layout(), Layout(tensor=4), Layout(pipeline=4)
+    alone, split, staged = (estimate(qwen("7B"), layout, size, trained=adapter) for layout in layouts)
+    assert alone.gradients / 4 < split.gradients < alone.gradients, "tensor-parallel processes hold one side whole"
+    assert staged.gradients == alone.gradients / 4
+    frozen = estimate(qwen("7B"), Layout(), size, trained=Trained(frozen_layers=14, adapter_rank=16))
+    assert frozen.gradients == alone.gradients / 2 and frozen.activations < alone.activations
+
+
 def test_the_production_settings_fit_the_card_that_they_name():
     train = load(PRODUCTION, {}).train
     layout = Layout(train.tensor_parallel, train.pipeline_parallel, train.processes)
@@ -126,6 +157,10 @@ def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsy
     asked = ["--model", str(tmp_path), "--gpu", "80GB", "--tensor", "1", "--tokens", "32768"]
     assert cli.main(["memory", *asked]) == 1
     assert "asked for: does not fit" in capsys.readouterr().out
+    capsys.readouterr()
+    assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "16GB"]) == 1
+    assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "16GB", "--adapter-rank", "16"]) == 0
+    assert "an adapter of rank 16" in capsys.readouterr().out
     assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "eighty"]) == 2
     assert "--gpu 'eighty': expected a size such as 80GB" in capsys.readouterr().err
     assert cli.main(["memory", "--model", str(ROOT / "infra"), "--gpu", "80GB"]) == 2

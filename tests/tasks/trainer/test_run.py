@@ -10,12 +10,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
-from infra.records import Manifest, ObjectReference
+from infra.model import architectures
+from infra.records import Manifest, ObjectReference, Sample
 from infra.settings import ROOT
 from infra.settings.training import Train
 from infra.storage.store import Corrupt, sha256, to_parquet
-from tasks.trainer.run import TrainerOutput, TrainingFailed, UpdateRefused, follow, train, write_job
+from tasks.trainer.model.adapter_files import merge
+from tasks.trainer.model.rounding import round_mantissa
+from tasks.trainer.run import Candidate, TrainerOutput, TrainingFailed, UpdateRefused, follow, train, write_job
 from tests.tasks.made import MemoryStore
 from tests.tasks.trainer import models
 
@@ -110,6 +116,31 @@ def test_samples_without_the_manifests_checksum_are_refused(tmp_path: Path) -> N
         train(store, manifest_of("samples", "0" * 64), tmp_path, Train(), TrainerOutput(tmp_path))
 
 
+def trained(folder: Path, model: PreTrainedModel, samples: list[Sample], settings: Train) -> Candidate | UpdateRefused:
+    """Run the training step of a cycle from a model that it saves as `parent`; the working folder is `work`."""
+    model.save_pretrained(folder / "parent")
+    store, body = MemoryStore(), to_parquet(samples)
+    store.put("samples", body)
+    return train(store, manifest_of("samples", sha256([body])), folder / "parent", settings, TrainerOutput(folder / "work"))
+
+
+def test_a_cycle_with_an_adapter_gives_a_checkpoint_as_any_other(tmp_path: Path) -> None:
+    model = models.tiny()
+    layout = {"processes": 2, "tensor_parallel": 2, "sequence_parallel": True}
+    settings = Train(adapter_rank=4, learning_rate=1e-2, stored_mantissa=15, minibatch=4, **layout)
+    candidate = trained(tmp_path, model, models.samples(model, 0.0), settings)
+    assert isinstance(candidate, Candidate) and candidate.adapter == tmp_path / "work" / "adapter"
+    assert candidate.metrics.samples == 12
+    architectures.check(candidate.checkpoint)
+    merge(tmp_path / "parent", candidate.adapter, tmp_path / "merged")
+    stored, merged, parent = (
+        load_file(place / "model.safetensors") for place in (candidate.checkpoint, tmp_path / "merged", tmp_path / "parent")
+    )
+    assert stored.keys() == merged.keys() == parent.keys()
+    assert all(torch.equal(stored[name], round_mantissa(merged[name], 15)) for name in stored)
+    assert max((merged[name] - parent[name]).abs().max().item() for name in merged) > 1e-3, "the adapter has learnt"
+
+
 SLOW_FIRST_RANK = """
 import os, sys, time
 
@@ -129,12 +160,7 @@ def test_a_refused_update_is_not_retried(tmp_path: Path, processes: int) -> None
     (tmp_path / "sitecustomize.py").write_text(SLOW_FIRST_RANK)
     settings = Train(processes=processes, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"} if processes == 2 else {})
     model = models.tiny()
-    model.save_pretrained(tmp_path / "parent")
     samples = [sample.model_copy(update={"advantage": 0.0}) for sample in models.samples(model, 0.0)]
-    store = MemoryStore()
-    body = to_parquet(samples)
-    store.put("samples", body)
-    manifest, output = manifest_of("samples", sha256([body])), TrainerOutput(tmp_path / "work")
-    result = train(store, manifest, tmp_path / "parent", settings, output)
+    result = trained(tmp_path, model, samples, settings)
     assert isinstance(result, UpdateRefused) and "advantage = 0 for each of 12 samples" in result.reason
     assert not (tmp_path / "work" / "checkpoint").exists()

@@ -54,6 +54,24 @@ def test_a_childs_update_resumes_from_the_candidates_optimizer_state(
     assert update_inputs(context, Train(), manifest("3", "2")) == UpdateInputs()
 
 
+def test_the_adapter_of_a_candidate_lies_beside_its_checkpoint(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = MemoryRegistry(v1={})
+    monkeypatch.setattr(register, "log_run", lambda *arguments: "run")
+    checkpoint, adapter = (
+        folder_of(tmp_path / "checkpoint", "model.safetensors", "w"),
+        folder_of(tmp_path / "a", "some.json", "a"),
+    )
+    candidate = Candidate(checkpoint, metrics(), 1.0, adapter=adapter)
+    evaluation = Evaluation("reference", {"judged": 1.0}, {"judged": 1.0}, "passed", "")
+    store.put_json("cycles/2/manifest.json", manifest("2", "1"))
+    version = register.register(store, registry.client, Settings(), manifest("2", "1"), candidate, evaluation).version
+    assert registry.client.version(version).tags["adapter"] == store.uri("adapters/2")
+    assert store.get("adapters/2/some.json") == b"a"
+    assert not any("some" in key for key in store.keys("checkpoints/")), "engines would download it with the version"
+
+
 def test_the_kl_reference_is_the_champion_where_the_settings_say_so(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

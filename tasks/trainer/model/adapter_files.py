@@ -1,0 +1,135 @@
+"""The files of an adapter, as `peft` has them, checked against their base, and merged into it. Imports no Megatron."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from infra.model import adapters, architectures
+from infra.model.architectures import Architecture
+from tasks.trainer.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
+
+MOST_NAMED = 3
+"""Most tensors that an error names."""
+
+
+class UnsuitableAdapter(ValueError):
+    """An adapter that is damaged, or does not belong to its base."""
+
+
+def weights_sha256(directory: Path) -> str:
+    """Return the SHA-256 of a checkpoint's weights: of its one file, or of all its files in the order of their names."""
+    digest = hashlib.sha256()
+    for file in weights_of(directory):
+        with file.open("rb") as opened:
+            while part := opened.read(1 << 24):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def merged(
+    base: Mapping[str, torch.Tensor], architecture: Architecture, adapter: Mapping[str, torch.Tensor], rank: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the base's tensors in float32, each with its adapter added: W + scale B A."""
+    for name in architecture.tensors():
+        tensor = base[name].float()
+        a, b = adapters.names(name.removesuffix(".weight"))
+        yield name, torch.addmm(tensor, adapter[b], adapter[a], alpha=adapters.scale(rank)) if a in adapter else tensor
+
+
+def write_adapter(
+    directory: Path, tensors: Mapping[str, torch.Tensor], model: Architecture, rank: int, frozen_layers: int, base: Path
+) -> None:
+    """Write an adapter's tensors, given by Hugging Face names, with its configuration and the checksum of its base."""
+    named = {adapters.PREFIX + name: tensor for name, tensor in tensors.items()}
+    metadata = {"format": "pt", adapters.BASE_KEY: weights_sha256(base)}
+    save_file(named, directory / adapters.WEIGHTS_NAME, metadata=metadata)
+    config = adapters.config(model, rank, frozen_layers, base.name)
+    (directory / adapters.CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True))
+
+
+def read_adapter(directory: Path, base: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Return an adapter's tensors by Hugging Face name, and its rank, after checking that they belong to a base.
+
+    Raises:
+        UnsuitableAdapter: names the file, the value and what was expected.
+        UnsupportedCheckpoint: the base has another architecture, or a tensor is missing or left over.
+    """
+    architecture = architectures.check(base)
+    rank = _rank(directory / adapters.CONFIG_NAME)
+    file = directory / adapters.WEIGHTS_NAME
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata, names = opened.metadata() or {}, opened.keys()
+            tensors = {name: opened.get_tensor(name) for name in names}
+    except Exception as error:  # the library's own errors share no class
+        raise UnsuitableAdapter(
+            f"{file}: no whole safetensors file ({error}); copy the adapter's folder again from the cycle that wrote it"
+        ) from None
+    if strangers := sorted(name for name in tensors if not name.startswith(adapters.PREFIX)):
+        raise UnsuitableAdapter(f"{file}: tensor {strangers[0]}, expected names that begin with {adapters.PREFIX}")
+    stored = {name.removeprefix(adapters.PREFIX): tensor for name, tensor in tensors.items()}
+    _check_shapes(file, stored, architecture, rank)
+    if broken := sorted(name for name, tensor in stored.items() if not tensor.isfinite().all()):
+        raise UnsuitableAdapter(
+            f"{file}: {broken[0]} has values that are not finite ({len(broken)} of {len(stored)} tensors); train it again"
+        )
+    actual, wanted = weights_sha256(base), metadata.get(adapters.BASE_KEY)
+    if wanted != actual:
+        raise UnsuitableAdapter(
+            f"{file}: {adapters.BASE_KEY} = {wanted}, the weights of {base} have {actual}: it is an adapter of another base; "
+            "name the checkpoint that it was trained on, the parent of its version"
+        )
+    return {name: tensor.float() for name, tensor in stored.items()}, rank
+
+
+def _rank(file: Path) -> int:
+    """Return the rank in adapter_config.json. Raises UnsuitableAdapter: it cannot be read, or has another scale or kind."""
+    try:
+        config: Any = json.loads(file.read_text())
+        rank, kind = config["r"], config["peft_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnsuitableAdapter(
+            f"{file}: cannot be read ({type(error).__name__}: {error}), expected peft's configuration of an adapter"
+        ) from None
+    expected = {"peft_type": "LORA", "lora_alpha": adapters.ALPHA, "use_rslora": False, "use_dora": False}
+    for key, value in (expected | {"bias": "none", "modules_to_save": None}).items():
+        if config.get(key, value) != value:
+            raise UnsuitableAdapter(f"{file}: {key} = {config[key]!r}, expected {value!r}, as train.adapter_rank writes it")
+    if kind != "LORA" or type(rank) is not int or rank < 1:
+        raise UnsuitableAdapter(f"{file}: r = {rank!r}, peft_type = {kind!r}, expected a positive integer and 'LORA'")
+    return rank
+
+
+def _check_shapes(file: Path, tensors: Mapping[str, torch.Tensor], model: Architecture, rank: int) -> None:
+    """Refuse tensors that do not fit the base; the lowest layers may have none. Raises UnsuitableAdapter."""
+    expected = adapters.tensors(model, rank)
+    problems = [f"{name}: the base has no such layer" for name in sorted(tensors.keys() - expected.keys())]
+    for name in sorted(tensors.keys() & expected.keys()):
+        if (shape := tuple(tensors[name].shape)) != expected[name]:
+            problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
+    layers = [number for number in range(model.layers) if any(name.startswith(f"model.layers.{number}.") for name in tensors)]
+    needed = adapters.tensors(model, rank, min(layers, default=model.layers))
+    problems += [f"{name} is missing" for name in sorted(needed.keys() - tensors.keys())]
+    if problems or not tensors:
+        named = "; ".join(problems[:MOST_NAMED]) or "it has no tensors"
+        raise UnsuitableAdapter(f"{file}: {len(problems)} tensors do not fit the base: {named}")
+
+
+def merge(base: Path, adapter: Path, out: Path) -> None:
+    """Write base and adapter as one checkpoint with float32 weights, atomically, with the base's tokenizer.
+
+    Raises:
+        UnsuitableAdapter: the adapter is damaged, or belongs to another base.
+        UnsupportedCheckpoint: the base has another architecture, or a tensor is missing or left over.
+    """
+    tensors, rank = read_adapter(adapter, base)
+    config = json.loads((base / "config.json").read_text())
+    weights = dict(merged(StoredTensors(weights_of(base)), architectures.read(base), tensors, rank))
+    with written(out) as partial:
+        write_checkpoint(partial, weights, config, torch.float32, base)
