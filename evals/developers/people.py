@@ -43,7 +43,7 @@ class People:
     """Share of texts that mean the same, without being equal, that the developer takes; the others are overwritten."""
     no_text_in_mind: float = _rate(0.109, f"{CUPS}: 10.9 % of the time is thinking about new code to write; as a share of pauses")
     """Share of pauses without a text in mind: a plausible text is taken, and stays (Barke et al. 2023: exploration)."""
-    unread: float = _rate(0.02, f"calibrated with the base model's suggestions on {DELAY}: 8.3 % are rejected unread")
+    unread: float = _rate(0.02, f"{DELAY}: 8.3 % are rejected unread; this rate gives 4.5 % with the base model's suggestions")
     """By how much each wrong suggestion in a row raises the chance that the next one is not read."""
     most_unread: float = _rate(0.5, f"{ASSUMED}: a developer who reads nothing never meets a better model")
     """Highest chance that a suggestion is not read."""
