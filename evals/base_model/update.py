@@ -1,5 +1,6 @@
 """An update outside a cycle: samples that are made in memory, and the checkpoint that the project's trainer makes of them."""
 
+import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from infra.settings.schema import Model, Reward
 from infra.settings.training import Train
 from infra.storage.store import to_parquet
 from tasks.rewards.reward import EVERY, DrawnAction, reward_samples
-from tasks.trainer.job import CHECKPOINT_NAME
+from tasks.trainer.job import CHECKPOINT_NAME, METRICS_NAME, Metrics
 from tasks.trainer.run import command, follow, write_job
 
 NOTHING: dict[str, Any] = {
@@ -21,6 +22,17 @@ NOTHING: dict[str, Any] = {
     **{"shown_characters": 0, "accepted_characters": 0},
 }
 """Fields of a sample of which no completion was sampled and nothing shown."""
+
+OFF_POLICY = {
+    f"{kind}_{name}": (f"{title} of {kind} actions", unit)
+    for kind in ("served", "drawn")
+    for name, title, unit in (
+        ("clip_fraction", "clipped share", "of the tokens"),
+        ("kl", "KL from the behaviour", "nats a token"),
+        ("effective_samples", "effective sample size", "of the tokens"),
+    )
+}
+"""Means of the trainer's steps (tasks/trainer/job.py), by field: the figure's name and unit."""
 
 
 def sample(name: str, prompt: Sequence[int], **values: Any) -> Sample:
@@ -76,3 +88,19 @@ def train(job: Path, training: Train, say: Callable[[str], None] = lambda line: 
     """
     follow(command(job, training.processes), job.parent / "trainer.log", training.environment, say)
     return job.parent / CHECKPOINT_NAME
+
+
+def costs(folder: Path) -> dict[str, tuple[float, str]]:
+    """Return the seconds of an update, the memory of the largest process that this one has started, and how far off-policy the
+    served and the drawn actions were, means over the steps, with their units."""
+    metrics = Metrics.model_validate_json((folder / METRICS_NAME).read_text())
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    found = {
+        "seconds of the update": (sum(metrics.seconds.values()), "s"),
+        "memory of a process of the update": (largest, "MiB"),
+    }
+    for name, (title, unit) in OFF_POLICY.items():
+        values = [value for step in metrics.steps if (value := getattr(step, name)) is not None]
+        if values:
+            found[title] = (sum(values) / len(values), unit)
+    return found

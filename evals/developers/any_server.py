@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evals.developers import Decision, RunSettings, Tally, code_from, run
-from evals.developers.aggregates import Collected, aggregates
+from evals.developers.aggregates import Collected, Times, aggregates
 
 
 def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | None, decisions: Path | None) -> bool:
@@ -26,7 +26,7 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
     with decisions.open("w") if decisions else nullcontext() as out:
 
         def on_decision(decision: Decision) -> None:
-            collected.add(decision)
+            collected.add(decision.shown, decision.truth, decision.accepted, decision.reason, decision.settled)
             if decision.outcome == "error" and len(failures) < 3:
                 failures.append(decision.reason)
             if out:
@@ -34,7 +34,7 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
 
         tally = asyncio.run(_run(settings, code, on_decision))
     if report:
-        found = [asdict(one) for one in aggregates(collected, tally.total)]
+        found = [asdict(one) for one in aggregates(collected, Times.of(tally.total))]
         body = {"rates": settings.quirks.digest, **tally.as_json(), "aggregates": found}
         report.write_text(json.dumps(body, indent=1) + "\n")
     print(summary(tally))

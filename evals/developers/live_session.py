@@ -9,15 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evals.developers import editor, protocol
+from evals.developers import protocol
 from evals.developers.draws import REJECTED_AFTER_SECONDS, Draws
-from evals.developers.pause import Choice, Pause, SettledTruth, Way
-from evals.developers.people import Attention, kept_of, reading_seconds, seconds_saved
+from evals.developers.pause import Pause, SettledTruth, Way
+from evals.developers.people import Attention
 from evals.developers.protocol import Impression
 from evals.developers.schedule import Schedule
+from evals.developers.seen import see, typed_meanwhile
 from evals.developers.sessions import Draft, Session
-from evals.developers.tally import Example, Tally, last_lines
-from evals.developers.taste import Opinion
+from evals.developers.tally import Example, Tally, costs, last_lines
 from evals.developers.transport import Answer, EditorClient
 from evals.developers.writer import DEBOUNCE_SECONDS, Reaction
 
@@ -155,6 +155,7 @@ class LiveSession:
             pass
         self._writer.settling.finish(self._writer.clock)
         self._report_pending()
+        self._count("", written_keys=self._writer.keys, writing_ms=round(1e3 * self._writer.clock))
 
     def _write_decision(self, pause: Pause, truth: SettledTruth) -> None:
         # A pause that the end of the run cut off has no decision.
@@ -164,8 +165,7 @@ class LiveSession:
 
     async def _pause(self, pause: Pause) -> Reaction:
         """Send one request and return the developer's reaction."""
-        developer, context, draws, truth = self._developer, self._context, pause.draws, pause.position.truth
-        typed = truth[: draws.typed] if draws.types_on and len(truth) > draws.typed else ""
+        developer, context, draws, typed = self._developer, self._context, pause.draws, typed_meanwhile(pause)
         requested_at = time.time()
         check = _typing_check(typed, draws.typed_at)
         answer = await context.client.complete(developer.name, pause.prefix, pause.suffix, check, whole=developer.silent)
@@ -180,19 +180,19 @@ class LiveSession:
             if developer.native and answer.completion_id:
                 context.background(self._report_cancelled(answer))
             return Reaction("cancelled", typed)
-        prefix, truth, generated = pause.prefix + typed, truth[len(typed) :], answer.text[len(typed) :]
-        text = editor.shown_text(generated, prefix, pause.suffix)
-        if not text:
+        seen = see(pause, answer.text, typed, self._attention, answer.elapsed_ms / 1e3)
+        if seen.kind == "nothing":
             self._count(answer.version, nothing=1)
-            self._attention.silence()
-            self._decide(pause, answer, "nothing", truth=truth)
+            self._decide(pause, answer, "nothing", truth=seen.truth)
             return Reaction("nothing", typed)
+        text, opinion = seen.shown, seen.opinion
+        assert opinion is not None
         self._count(answer.version, shown=1, shown_characters=len(text), reused=int(bool(typed)))
         impression = Impression(
             completion_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{context.run_id}/{draws.completion_bits}")),
             user=developer.name,
             file=pause.position.file,
-            prefix=prefix,
+            prefix=pause.prefix + typed,
             suffix=pause.suffix,
             completion=text,
             requested_at=requested_at,
@@ -201,28 +201,12 @@ class LiveSession:
             request_id=answer.completion_id,
         )
         self._replace_pending(text)
-        read = self._attention.reads(draws.attention, draws.waits_seconds, answer.elapsed_ms / 1e3)
-        accepts, opinion = pause.choose(generated, text, typed) if read else Choice(False, Opinion(False, "unread", 0))
-        accepted = accepts and not draws.superseded
-        if read:
-            self._attention.read(accepted)
-        kept = kept_of(opinion, text, truth, pause.rest[len(typed) :]) if accepted else 0
-        self._count_time(answer.version, opinion, text, truth if accepted else "")
-        outcome = self._report(Shown(impression, answer.version, time.monotonic(), draws), accepted, kept)
-        seen: dict[str, Any] = {"truth": truth, "shown": text, "accepted": accepted, "reason": opinion.reason}
-        self._decide(pause, answer, outcome, **seen, right=opinion.right, completion_id=impression.completion_id)
-        context.tally.keep(Example(developer.name, answer.version, impression.file, last_lines(prefix), **seen))
-        return Reaction("accepted", typed, text, opinion) if accepted else Reaction(outcome, typed)
-
-    def _count_time(self, version: str, opinion: Opinion, shown: str, truth: str) -> None:
-        """Count the time of a suggestion; `truth` is the text in mind, empty if it was not accepted."""
-        if opinion.reason == "unread":
-            self._count(version, unread=1)
-            return
-        reading, saved = reading_seconds(shown, opinion.right), seconds_saved(opinion, truth) if truth else 0.0
-        edit = opinion.edit if truth and not opinion.stands else 0
-        times = {"reading_ms": round(1e3 * reading), "saved_ms": round(1e3 * (saved - reading))}
-        self._count(version, edit_characters=edit, standing=int(bool(truth) and opinion.stands), **times)
+        self._count(answer.version, **costs(seen))
+        outcome = self._report(Shown(impression, answer.version, time.monotonic(), draws), seen.accepted, seen.kept)
+        known: dict[str, Any] = {"truth": seen.truth, "shown": text, "accepted": seen.accepted, "reason": opinion.reason}
+        self._decide(pause, answer, outcome, **known, right=opinion.right, completion_id=impression.completion_id)
+        context.tally.keep(Example(developer.name, answer.version, impression.file, last_lines(impression.prefix), **known))
+        return seen.reaction(outcome)
 
     def _decide(self, pause: Pause, answer: Answer, outcome: str, **changes: Any) -> None:
         """Keep the decision at a pause until its text has settled."""

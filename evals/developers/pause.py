@@ -5,11 +5,13 @@ from typing import Literal, NamedTuple
 
 from evals.developers import editor
 from evals.developers.draws import Draws, Editor
-from evals.developers.people import People, Sight, kept_of, opinion_of, reading_seconds, seconds_saved
+from evals.developers.people import People, Sight, edit_of, kept_of, opinion_of, reading_seconds, seconds_saved
 from evals.developers.taste import Opinion, Taste, opinion_on
 from tasks.evaluation.positions import Position
 
 Kind = Literal["typed", "accepted", "rewritten", "pasted", "unfinished", "deleted"]
+EARLY_SECONDS = 30.0
+"""Ziegler et al. 2022, arXiv 2205.06537, look at accepted text so long after the accept, and 5 minutes after it."""
 Way = Literal["writes", "false start", "again"]
 """The developer writes on from the top, begins a line by mistake, or writes a piece again."""
 
@@ -55,6 +57,8 @@ class SettledTruth:
     seconds: float  # from the request, by the developer's clock
     first: str | None = None
     """The text when it was first without an edit for Quirks.quiet_seconds after its first edit; else `text`."""
+    early: str | None = None
+    """The text EARLY_SECONDS after the request; `text` if it settled before."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class ExpectedOutcome:
     kept: int = 0  # characters of `shown` that stay if it is accepted: of the plain kind, the right ones from the start
     saved: float = 0.0  # seconds that accepting saves; below 0 where the edit costs more than the text
     reading: float = 0.0  # seconds of reading `shown`
+    edit: int = 0  # characters that correct `shown` if it is accepted
 
     @property
     def accepted_characters(self) -> float:
@@ -80,6 +85,11 @@ class ExpectedOutcome:
     def kept_characters(self) -> float:
         """Expected number of accepted characters that stay."""
         return self.accepted * self.kept
+
+    @property
+    def edit_characters(self) -> float:
+        """Expected number of characters that are deleted and typed to correct an accepted text."""
+        return self.accepted * self.edit
 
     @property
     def saved_seconds(self) -> float:
@@ -120,7 +130,7 @@ class Pause:
         noise, opinion = self.developer.taste.noise, choice.opinion
         accepted, truth = 1 - noise if opinion.accepted else noise, self.position.truth
         kept, reading = kept_of(opinion, text, truth, self.rest), reading_seconds(text, opinion.right)
-        return ExpectedOutcome(accepted, text, kept, seconds_saved(opinion, truth), reading), choice
+        return ExpectedOutcome(accepted, text, kept, seconds_saved(opinion, truth), reading, edit_of(opinion)), choice
 
     def choose(self, generated: str, text: str, typed: str = "") -> Choice:
         """Return the answer to the shown `text`, slips included; ignores a space that the editor removed.

@@ -7,7 +7,6 @@ in mind, and stop reading where suggestions were wrong. A rate that no publicati
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 from evals.developers.alternatives import Alternative, alternative, bound_names, end_of_lines, parsed
 from evals.developers.plausible import NAME, plausible
 from evals.developers.taste import Opinion, Taste, opinion_on
+from infra.model import time_saved
 from infra.model.kept_text import kept_characters
 from tasks.evaluation.metrics import distance, matching_prefix
 
 CUPS = "Mozannar et al. 2024, 'Reading Between the Lines', arXiv 2210.14306"
 DELAY = "arXiv 2511.18842"
-ASSUMED = "assumed: no published rate"
+ASSUMED = "assumed, since no rate is published"
 
 
 DEF = re.compile(r"\s*(async\s+)?def\b")
@@ -36,21 +36,24 @@ class People:
 
     near_misses: bool = _rate(True, "Ziegler et al. 2022, arXiv 2205.06537: a suggestion need not be right to be a useful start")
     """A text is accepted if editing it saves enough, by the developer's strictness; the edit costs its characters."""
-    alternatives: float = _rate(0.5, f"{ASSUMED}; Izadi et al. 2024, arXiv 2402.16197: 9.3 % of failures are valid texts")
+    alternatives: float = _rate(
+        0.5,
+        f"{ASSUMED}: half; Izadi et al. 2024, arXiv 2402.16197: 9.3 % of failures are valid texts that were overwritten",
+    )
     """Share of texts that mean the same, without being equal, that the developer takes; the others are overwritten."""
-    no_text_in_mind: float = _rate(0.109, f"{CUPS}: 10.9 % of the time is thinking about new code to write")
+    no_text_in_mind: float = _rate(0.109, f"{CUPS}: 10.9 % of the time is thinking about new code to write; as a share of pauses")
     """Share of pauses without a text in mind: a plausible text is taken, and stays (Barke et al. 2023: exploration)."""
-    unread: float = _rate(0.02, f"calibrated with the base model's suggestions on {DELAY}: 8.3 % are rejected unread")
+    unread: float = _rate(0.02, f"{DELAY}: 8.3 % are rejected unread; this rate gives 4.5 % with the base model's suggestions")
     """By how much each wrong suggestion in a row raises the chance that the next one is not read."""
-    most_unread: float = _rate(0.5, ASSUMED)
+    most_unread: float = _rate(0.5, f"{ASSUMED}: a developer who reads nothing never meets a better model")
     """Highest chance that a suggestion is not read."""
-    recovers: float = _rate(0.5, ASSUMED)
+    recovers: float = _rate(0.5, f"{ASSUMED}: half, so that a few pauses without a suggestion are enough")
     """Share of the wrong suggestions in a row that a pause without a suggestion makes forgotten."""
-    switches_off: int = _rate(10, ASSUMED)
+    switches_off: int = _rate(10, f"{ASSUMED}: at an acceptance of 27 % ten wrong ones in a row have a chance of 4 %")
     """Wrong suggestions that were read, in a row, after which the developer switches suggestions off for a while; 0: never."""
-    off_pauses: int = _rate(20, ASSUMED)
+    off_pauses: int = _rate(20, f"{ASSUMED}: a few minutes of writing")
     """Pauses for which suggestions stay off."""
-    waits_seconds: float = _rate(1.5, ASSUMED)
+    waits_seconds: float = _rate(1.5, f"{ASSUMED}: about as long as the median pause before a line (1.3 s)")
     """Median of the time that a developer looks for a suggestion (lognormal, sigma 0.5); a later one is not read."""
 
     def sources(self) -> dict[str, tuple[Any, str]]:
@@ -185,32 +188,25 @@ class Attention:
             self._wrong *= 1 - self._people.recovers
 
 
-KEY_SECONDS = 0.2
-"""Seconds of a keystroke: an average skilled typist (Card, Moran and Newell 1980, "The keystroke-level model", table 1)."""
-FIXATION_SECONDS, FIXATION_CHARACTERS = 0.25, 8
-"""Seconds and characters of a fixation in reading (Rayner 1998, "Eye movements in reading and information processing")."""
-
-
 def reading_seconds(shown: str, right: int) -> float:
-    """Return how long a developer reads a suggestion: all of it, or up to the first wrong word."""
-    characters = min(len(shown), right + FIXATION_CHARACTERS)
-    return FIXATION_SECONDS * math.ceil(characters / FIXATION_CHARACTERS)
-
-
-def keystrokes(text: str) -> int:
-    """Return the keystrokes of a text: the editor indents its lines."""
-    return sum(len(line.lstrip()) if number else len(line) for number, line in enumerate(text.split("\n"))) + text.count("\n")
+    """Return how long a developer reads a suggestion with so many right characters from its start."""
+    return time_saved.reading(time_saved.characters_read(len(shown), right))
 
 
 def seconds_saved(opinion: Opinion, truth: str) -> float:
-    """Return the time that accepting saves: the keys of the text in its place, less those of Tab and of the edit.
+    """Return the time that accepting saves (infra/model/time_saved.py).
 
     Reading is not counted here: it is spent whether or not the developer accepts.
 
     Args:
         truth: the text that the developer would have written.
     """
-    return KEY_SECONDS * (keystrokes(truth[: opinion.covered]) - opinion.edit - 1)
+    return time_saved.accepting(time_saved.keystrokes(truth[: opinion.covered]), edit_of(opinion))
+
+
+def edit_of(opinion: Opinion) -> int:
+    """Return the characters that a developer deletes and types to correct a text that they accepted."""
+    return 0 if opinion.stands else opinion.edit
 
 
 def kept_of(opinion: Opinion, shown: str, truth: str, rest: str) -> int:

@@ -2,6 +2,9 @@
 
 from dataclasses import asdict, dataclass, field, fields
 
+from evals.developers.seen import Seen
+from infra.model import time_saved
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -31,6 +34,8 @@ class Counts:
     edit_characters: int = 0  # characters that developers deleted and typed to correct what they accepted
     reading_ms: int = 0  # time spent on reading what was shown
     saved_ms: int = 0  # time saved by what was accepted, less that of reading; can be negative
+    written_keys: int = 0  # keys of the text that was written, by hand or by accepting; of no version
+    writing_ms: int = 0  # time that writing it took by the developers' own clocks, reading left out; of no version
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -49,9 +54,25 @@ class Counts:
         return self.answered + self.silent
 
     @property
+    def saved_per_hour(self) -> float:
+        """Seconds saved per hour of writing (infra/model/time_saved.py); NaN where nothing was written."""
+        return time_saved.per_hour(self.saved_ms / 1e3, self.written_keys)
+
+    @property
     def acceptance(self) -> float:
         """Accepted suggestions per answered request; NaN without answered requests."""
         return self.accepted / self.answered if self.answered else float("nan")
+
+
+def costs(seen: Seen) -> dict[str, int]:
+    """Return the counts of time and edits of a shown suggestion."""
+    return {
+        "unread": int(not seen.read),
+        "standing": int(seen.stands),
+        "edit_characters": seen.edit,
+        "reading_ms": round(1e3 * seen.reading),
+        "saved_ms": round(1e3 * (seen.saved - seen.reading)),
+    }
 
 
 @dataclass(frozen=True)
@@ -111,6 +132,7 @@ class Tally:
         return {
             "seconds": round(self.seconds, 3),
             "acceptance": self.total.acceptance if self.total.answered else None,
+            "saved_seconds_per_hour": self.total.saved_per_hour if self.total.written_keys else None,
             "total": asdict(self.total),
             "by_version": {version: asdict(counts) for version, counts in sorted(self.by_version().items())},
             "by_user": {user: asdict(counts) for user, counts in sorted(self.by_user().items())},

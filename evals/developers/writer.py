@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from evals.developers import draws, editor
 from evals.developers.draws import REJECTED_AFTER_SECONDS, LineDraws, Quirks, draws_at, line_draws, random_stream
-from evals.developers.pause import Kind, Pause, SettledTruth, Way
+from evals.developers.pause import EARLY_SECONDS, Kind, Pause, SettledTruth, Way
 from evals.developers.sessions import Draft, Patch, Segment, Session
 from evals.developers.taste import Opinion
+from infra.model.time_saved import keystrokes
 from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position, column_at
 
@@ -56,6 +57,7 @@ class Request:
     accepted: str = ""  # the completion that was accepted there
     pasted: bool = False
     first: str | None = None  # its text when it was quiet for the first time
+    early: str | None = None  # its text EARLY_SECONDS after the request
 
 
 class Settling:
@@ -75,6 +77,8 @@ class Settling:
         for request in list(self._requests):
             if request.first is None and request.edited is not None and request.edited + self._quiet <= began:
                 request.first = self._text(request)
+            if request.early is None and request.asked + EARLY_SECONDS <= ends:
+                request.early = self._text(request)
             if request.asked + self._most <= ends:
                 self._settle(request, began)
             elif request.hole == hole and request.start <= at <= request.stop:
@@ -84,7 +88,9 @@ class Settling:
         """Settle a request whose text before the cursor goes."""
         if request in self._requests:
             self._requests.remove(request)
-            self._on_settled(request.pause, SettledTruth(None, False, "deleted", now - request.asked, request.first))
+            self._on_settled(
+                request.pause, SettledTruth(None, False, "deleted", now - request.asked, request.first, request.early)
+            )
 
     def deleted_between(self, hole: int, start: int, end: int, now: float) -> None:
         """Settle the requests whose text before the cursor is written again from offset `start` on."""
@@ -107,7 +113,8 @@ class Settling:
         text = self._text(request)
         whole = self._draft.is_complete(request.hole, request.start, request.stop)
         first, seconds = text if request.first is None else request.first, min(now - request.asked, self._most)
-        self._on_settled(request.pause, SettledTruth(text, whole, _kind(request, text), seconds, first))
+        early = text if request.early is None else request.early
+        self._on_settled(request.pause, SettledTruth(text, whole, _kind(request, text), seconds, first, early))
 
     def _text(self, request: Request) -> str:
         return self._draft.between(request.hole, request.start, request.stop)
@@ -141,6 +148,8 @@ class Writer:
         self.settling = Settling(draft, quirks.quiet_seconds, quirks.settle_seconds, on_settled)
         self.clock = 0.0
         """Seconds of the developer's time since the session began."""
+        self.keys = 0
+        """Keys of the text that was written at the fronts of holes, by hand or by accepting."""
         self._wrong: list[_Wrong] = []
         self._lines = 0
 
@@ -244,14 +253,14 @@ class Writer:
         right = front + matching_prefix(reaction.inserted, draft.final(hole, front, request.stop))
         wrong = reaction.inserted[right - front :]
         self.settling.edit(hole, front, self.clock, self.clock)
-        draft.write(hole, right)
+        self._advance(hole, right)
         if not wrong:
             return
         line_end = next((end for _, end in draft.holes[hole].lines if end > right), right)
         patch = Patch(right, right, wrong)
         instead = draft.final(hole, right, line_end)
         if request.pause.draws.leaves_wrong and instead.strip() and "\n" not in wrong + instead:
-            draft.write(hole, line_end)
+            self._advance(hole, line_end)
             patch = Patch(right, line_end, wrong)
             draft.put(hole, patch)
             self._wrong.append(_Wrong(hole, patch, self._lines + rewrite_after))
@@ -267,7 +276,7 @@ class Writer:
         front = draft.front(hole)
         patch = Patch(front, front + opinion.covered, inserted.rstrip())
         self.settling.edit(hole, front, self.clock, self.clock)
-        draft.write(hole, patch.end)
+        self._advance(hole, patch.end)
         draft.put(hole, patch)
         if opinion.renamed:
             size = draft.holes[hole].size
@@ -353,8 +362,14 @@ class Writer:
             return
         seconds = (upto - front) / CHARACTERS_PER_SECOND if seconds is None else seconds
         self.settling.edit(hole, front, self.clock, self.clock + seconds, pasted)
-        self._draft.write(hole, upto)
+        self._advance(hole, upto)
         yield from self._pass(seconds)
+
+    def _advance(self, hole: int, upto: int) -> None:
+        """Let the finished text stand up to an offset."""
+        before = self._draft.front(hole)
+        self._draft.write(hole, upto)
+        self.keys += keystrokes(self._draft.final(hole, before, self._draft.front(hole)))
 
     def _pass(self, seconds: float) -> Steps:
         self.clock += seconds

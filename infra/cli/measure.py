@@ -176,35 +176,59 @@ def screens(
             print(file)
 
 
-study_ = make("Run a study: what recipes of training learn, or a judge in place of developers.", no_args_is_help=True)
+study_ = make("Run a study: recipes of training, hacked rewards, or a judge in place of developers.", no_args_is_help=True)
 app.add_typer(study_, name="study", rich_help_panel=MEASURE)
 
 
 @study_.command("recipes")
 def recipes(
-    recipes: Annotated[list[str] | None, typer.Option(metavar="NAME", help="(default: all); may be repeated")] = None,
+    recipes: Annotated[list[str] | None, typer.Option(metavar="NAME", help="recipe (default: all); may be repeated")] = None,
     seeds: Annotated[
         list[int] | None, typer.Option(help="of developers, positions and sampling (default 0 to 4); may be repeated")
     ] = None,
     users: Users = 240,
     interactions: Annotated[
-        str, typer.Option(help="pauses after which models are compared: 1800..28800 (default 7200)", show_default=False)
+        str, typer.Option(help="requests after which models are compared: 1800..28800 (default 7200)", show_default=False)
     ] = "",
-    update: Annotated[int, typer.Option(help="most pauses of one update")] = 7200,
+    update: Annotated[int, typer.Option(help="most requests of one update")] = 7200,
     places: Annotated[int | None, typer.Option(help="positions of later code; half on new files (default 3000)")] = None,
     minutes: Annotated[
         float, typer.Option(help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False)
     ] = math.inf,
     quick: Quick = False,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="KIND", help="of developers: people, who work in a closed loop, or plain (default: both)"),
+    ] = None,
+    cycles: Annotated[
+        int, typer.Option(min=0, max=8, help="updates in a row, with a comparison after each; 0: those of --interactions")
+    ] = 0,
 ) -> int:
-    """Compare what recipes learn from the same simulated developers."""
+    """Compare what recipes learn from simulated developers."""
     use_demo_settings()
-    from evals.studies.recipes.bench import Options, counts, study
+    from evals.studies.recipes.bench import Options, counts, kinds_of, study
     from infra import settings
 
     with errors.expected(ValueError, code=errors.WRONG_USE):
-        pauses = counts(interactions) if interactions else ()
-        return study(settings.load(), Options(recipes or (), seeds or (), users, pauses, update, places, minutes, quick))
+        after = counts(interactions) if interactions else ()
+        options = Options(recipes or (), seeds or (), users, after, update, places, minutes, quick, kinds_of(kinds or ()), cycles)
+        return study(settings.load(), options)
+
+
+@study_.command("hacks")
+def hacks(
+    minutes: Annotated[
+        float, typer.Option(help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False)
+    ] = math.inf,
+    quick: Quick = False,
+) -> int:
+    """Plant models that hack their reward, and see what the gate and the loop make of them."""
+    use_demo_settings()
+    from evals.studies.recipes.hacks import study
+    from infra import settings
+
+    with errors.expected(ValueError, code=errors.WRONG_USE):
+        return study(settings.load(), minutes, quick)
 
 
 @study_.command("repositories")
@@ -217,6 +241,7 @@ def repositories(
     ),
 ) -> None:
     """Train on repositories as `tabloop learn` does, and compare each candidate with the base; no stack is needed."""
+    use_demo_settings()
     from evals.studies.own_code import study
     from infra import settings
     from tasks.own_code.repository import NoCode

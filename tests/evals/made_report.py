@@ -82,7 +82,12 @@ def cycle(number: int, verdict: str) -> CycleRow:
                 "logprob_difference": 1e-6,
             },
             "measures": (MeasuredGroup(by="all", name="", measures=sums), MeasuredGroup(by="language", name="py", measures=sums)),
-            **{"mean_reward": 0.1 * number if number == 2 else None, "judge": 5.0, "verdict": verdict, "reason": "the gain in acceptance is sure"},
+            **{
+                "mean_reward": 0.1 * number if number == 2 else None,
+                "judge": 5.0,
+                "verdict": verdict,
+                "reason": "the gain in acceptance is sure",
+            },
             **{"estimate": 0.02, "low": 0.01, "high": 0.05, "calibration": CALIBRATION},
             "steps": [
                 Step(

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals.developers.aggregates import Collected, Times, aggregates
 from evals.developers.alternatives import alternative
 from evals.developers.draws import Quirks, draws_at, random_stream, taste_of
-from evals.developers.people import Attention, People, Sight, kept_of, keystrokes, opinion_of, reading_seconds, seconds_saved
+from evals.developers.pause import SettledTruth
+from evals.developers.people import Attention, People, Sight, kept_of, opinion_of, reading_seconds, seconds_saved
 from evals.developers.plausible import plausible, quality
 from evals.developers.sessions import Draft
 from evals.developers.taste import Opinion
 from evals.developers.writer import Reaction
+from infra.model.time_saved import keystrokes
 from tasks.evaluation.positions import Source
 from tasks.own_code.holes import holes_of
 from tests.evals.test_taste import PLAIN
@@ -208,3 +211,34 @@ def test_a_text_that_stands_is_the_settled_text_and_what_follows_fits():
             if pause in stood:
                 assert truth.text and truth.text.startswith("extent = ") and truth.kind == "accepted"
     assert stood
+
+
+def test_aggregates_count_suggestions_beside_published_figures():
+    found = Collected()
+    stood = SettledTruth("size = width", True, "accepted", 300.0, early="size = width")
+    cut = SettledTruth("size = 1", True, "rewritten", 300.0, early="size = width")
+    found.add("size = width", "size = width", True, "whole", stood)
+    found.add("size = width", "size = 1", True, "near", cut)
+    found.add("area = width * 2", "size = width * 2", False, "overwritten", None)
+    found.add("return self.first_of_all(value)", "return self.first_of_all(values)", False, "wrong", None)
+    found.add("x" * 50, "size = 1", False, "unread", None)
+    found.add("", "size = 1", False, "", None)
+    rows = {one.name: one.simulated for one in aggregates(found, Times(writing=90.0, reading=10.0, edited=50, saved=5.0))}
+    assert rows["accepted per suggestion"] == pytest.approx(2 / 5)
+    assert rows["accepted, of 11 to 20 characters"] == pytest.approx(2 / 3)
+    assert rows["accepted, of more than 40 characters"] == 0
+    assert rows["edited after the accept, or rejected though more than 80 % similar"] == pytest.approx(2 / 5)
+    assert rows["overwritten though valid, of suggestions that are not the text in mind"] == pytest.approx(1 / 4)
+    assert rows["kept characters of accepted texts after 30 s"] == 1.0
+    assert 0.5 < rows["kept characters of accepted texts after 5 min"] < 1.0
+    assert rows["rejected unread"] == pytest.approx(1 / 5)
+    assert rows["share of the time on reading suggestions"] == pytest.approx(0.1)
+    assert rows["share of the time on editing accepted texts"] == pytest.approx(0.1)
+    assert rows["seconds of reading per suggestion read"] == pytest.approx(10 / 4)
+
+
+def test_a_settled_text_is_known_half_a_minute_after_its_request():
+    asked = Asked(session_of(SOURCE, 3), lambda pause: Reaction("rejected"), Quirks(people=PEOPLE), 3)
+    known = [truth for _, truth in asked.settled if truth.text is not None]
+    assert known and all(truth.early is not None for truth in known)
+    assert any(len(truth.early) < len(truth.text) for truth in known)

@@ -1,27 +1,32 @@
-"""Compare what recipes learn from the same simulated developers: `tabloop study recipes`
+"""Compare what recipes learn from simulated developers: `tabloop study recipes`
 
-Each recipe starts from the base model and makes samples of the same pauses. The trained model, at the serving temperature, meets
-the base at its best temperature and as served, at the same positions of three grounds (evals/developers/grounds.py), without a
-server. Every part of a run is kept in var/bench/recipes for the next call. The figures are written to var/bench/recipes.json,
-after each run to var/bench/recipes-so-far.json. infra/docs/contribute/benchmarks.md describes the comparison.
+Each recipe starts from the base model. Developers of the kind `people` work in a closed loop with the model that the recipe made
+so far (loop.py); those of the kind `plain` write the same text whatever is shown (stream.py). The trained model meets the base at
+its best temperature, each with a decision to show of its own, at the same positions of three grounds
+(evals/developers/grounds.py), without a server. Every part of a run is kept in var/bench/recipes for the next call. The figures
+are written to var/bench/recipes.json, after each run to var/bench/recipes-so-far.json. infra/docs/contribute/benchmarks.md
+describes the comparison.
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
 from evals.bench import figures as benches
 from evals.bench.figures import FOLDER, Figure, Size, reported, write
-from evals.developers import Schedule, code_from
+from evals.developers import People, Quirks, Schedule, code_from
 from evals.progress import Progress
-from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
-from evals.studies.recipes.gains import Gain, difference, figures
+from evals.studies.recipes.cells import Bench, Kind, Parts, Paused, Sizes
+from evals.studies.recipes.gains import JUDGED, OUTCOMES, SHIPPED, WRITTEN, Gain, Runs, difference, figures
 from evals.studies.recipes.samples import RECIPES
 from infra.settings import Settings
+
+QUIRKS: Mapping[Kind, Quirks] = {"people": Quirks(people=People()), "plain": Quirks()}
+"""Rates of the developers."""
 
 
 def counts(text: str) -> list[int]:
@@ -39,6 +44,13 @@ def counts(text: str) -> list[int]:
     return found
 
 
+def kinds_of(names: Sequence[str]) -> tuple[Kind, ...]:
+    """Return kinds of developers by name. Raises ValueError where one is unknown."""
+    if unknown := [name for name in names if name not in QUIRKS]:
+        raise ValueError(f"unknown kind {', '.join(unknown)}; choose from {', '.join(QUIRKS)}")
+    return tuple(kind for kind in QUIRKS if kind in names)
+
+
 @dataclass(frozen=True)
 class Options:
     """Frozen options of the study; empty ones and None are those of DEFAULTS."""
@@ -46,17 +58,48 @@ class Options:
     recipes: Sequence[str] = ()  # recipes to compare
     seeds: Sequence[int] = ()  # of developers, positions and sampling
     users: int = 240  # developers
-    interactions: Sequence[int] = ()  # pauses after which models are compared
-    update: int = 7200  # most pauses of one update
+    interactions: Sequence[int] = ()  # requests after which models are compared
+    update: int = 7200  # most requests of one update
     places: int | None = None  # positions of later code; half on new files
     minutes: float = math.inf  # begin no part after so many minutes and stop; the next call goes on
     quick: bool = False  # a small size: wider intervals, written to var/bench/quick
+    kinds: Sequence[Kind] = ()  # of developers
+    cycles: int = 0  # updates in a row, of `update` requests each, with a comparison after each; 0: those of `interactions`
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A run of the study."""
+
+    kind: Kind
+    recipe: str
+    seed: int
+
+
+MAIN, OFF_POLICY = (WRITTEN, SHIPPED), ("all_at_0.3", "all_explored")
+"""The recipes that are compared with most seeds, and with both kinds of developers; those that serve at another temperature."""
+SEEDS, FEW_SEEDS = (0, 1, 2, 3, 4), (0, 1)
+"""Seeds of MAIN, and of the other recipes."""
 DEFAULTS = Size(
-    full=Options(tuple(RECIPES), (0, 1, 2, 3, 4), interactions=(7200,), places=3000),
-    quick=Options(("settled",), (0,), interactions=(300,), places=100),
+    full=Options(tuple(RECIPES), SEEDS, interactions=(7200,), places=3000, kinds=("people", "plain")),
+    quick=Options(MAIN, (0,), interactions=(600,), places=100, kinds=("people",)),
 )
+
+
+def plan(options: Options) -> list[Cell]:
+    """Return the runs, the most important first: those that the options name, and without a recipe those that are planned."""
+    default = DEFAULTS.of(options.quick)
+    recipes = sorted(options.recipes or default.recipes, key=lambda name: (name not in MAIN, list(RECIPES).index(name)))
+    kinds, seeds = options.kinds or default.kinds, options.seeds or default.seeds
+    cells = [Cell(kind, recipe, seed) for seed in seeds for kind in kinds for recipe in recipes]
+    return [cell for cell in cells if options.recipes or planned(cell)]
+
+
+def planned(cell: Cell) -> bool:
+    """Return whether the full plan has a run."""
+    if cell.recipe not in MAIN:
+        return cell.kind == "people" and cell.seed in (FEW_SEEDS[:1] if cell.recipe in OFF_POLICY else FEW_SEEDS)
+    return cell.kind == "people" or cell.seed in FEW_SEEDS
 
 
 def study(settings: Settings, options: Options) -> int:
@@ -83,24 +126,41 @@ def compare(settings: Settings, options: Options, progress: Progress) -> list[Fi
     """
     if unknown := [name for name in options.recipes if name not in RECIPES]:
         raise ValueError(f"unknown recipe {', '.join(unknown)}; choose from {', '.join(RECIPES)}")
-    default, runs = DEFAULTS.of(options.quick), defaultdict[str, dict[int, list[Gain]]](dict)
-    interactions, places = options.interactions or default.interactions, options.places or default.places
+    default, cells = DEFAULTS.of(options.quick), plan(options)
+    interactions = options.interactions or default.interactions
+    if options.cycles:
+        interactions = [options.update * number for number in range(1, options.cycles + 1)]
+    places = options.places or default.places
     assert places
-    sizes = Sizes(options.users, interactions, options.update, places)
-    seeds = options.seeds or default.seeds
-    cells = [(seed, recipe) for seed in seeds for recipe in options.recipes or default.recipes]
-    schedules = {seed: Schedule(options.users, seed, code_from()) for seed in seeds}
+    sizes, code = Sizes(options.users, interactions, options.update, places), code_from()
+    schedules = {
+        (kind, seed): Schedule(options.users, seed, code, QUIRKS[kind])
+        for kind, seed in dict.fromkeys((one.kind, one.seed) for one in cells)
+    }
+    runs = {kind: defaultdict[str, dict[int, list[Gain]]](dict) for kind in QUIRKS}
     with progress.part("recipes: runs", len(cells)) as part:
         parts = Parts(60 * options.minutes, lambda what: part.rename(f"recipes: {what}; runs"))
-        for done, (seed, recipe) in enumerate(cells, 1):
+        for done, one in enumerate(cells, 1):
+            bench = Bench(one.kind, one.seed, sizes, schedules[one.kind, one.seed], settings, FOLDER / "recipes", parts)
             try:
-                runs[recipe][seed] = Bench(seed, sizes, schedules[seed], settings, FOLDER / "recipes", parts).gains(recipe)
+                found = bench.gains(one.recipe)
             except Paused:
                 raise Paused(f"{done - 1} of {len(cells)} runs are made") from None
+            runs[one.kind][one.recipe][one.seed] = found
             part.advance()
-            later = [gain for gain in runs[recipe][seed] if gain.ground == "later"]
-            estimate, width = difference(later[-1:], "accepted")
-            progress.say(f"{recipe}, seed {seed}: {100 * estimate:+.2f} ± {100 * width:.2f} points on later code")
+            progress.say(f"{one.kind}, {one.recipe}, seed {one.seed}, later code: {summary(found)}")
             if done < len(cells):
-                write("recipes-so-far", figures(runs), None, quick=options.quick)
-    return figures(runs)
+                write("recipes-so-far", all_figures(runs), None, quick=options.quick)
+    return all_figures(runs)
+
+
+def all_figures(runs: Mapping[Kind, Runs]) -> list[Figure]:
+    """Return the figures of both kinds of developers, named by their rates' digest."""
+    return [row for kind, found in runs.items() if found for row in figures(found, f"{kind} {QUIRKS[kind].digest}")]
+
+
+def summary(found: Sequence[Gain]) -> str:
+    """Return the last gain on later code in accepts, kept characters and time saved."""
+    last = [one for one in found if one.ground == "later"][-1]
+    rows = ((outcome, *difference(last.best, last.trained, outcome)) for outcome in OUTCOMES if outcome.key in JUDGED)
+    return ", ".join(f"{outcome.name} {value:+.2f} ± {width:.2f} {outcome.unit}" for outcome, value, width in rows)

@@ -1,112 +1,180 @@
-"""Gains of trained models on the base, by recipe, ground and number of interactions: intervals, figures and targets."""
+"""Gains of trained models on the base, by recipe, ground and number of requests: intervals, figures and targets.
+
+Both serve with a decision to show of their own. Legend of a figure's name: KIND DIGEST RECIPE: GROUND after REQUESTS, MEASURE.
+The digest names the rates of the simulated developers.
+"""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from evals.bench.figures import Figure, bound, figure
 from evals.compare import gains
 from evals.compare.gains import Sums, together
 from evals.developers.grounds import Ground
+from infra.model.time_saved import HOUR, KEY_SECONDS
 
-SHIPPED, CONTROL = "settled", "control"
-"""The recipe that the settings ship, and the one without developers."""
-Metric = Literal["accepted", "kept"]
+SHIPPED, WRITTEN, CONTROL = "written_drawn", "written", "control"
+"""The recipe that the settings ship, the one without rewards, and the one without developers."""
 Runs = Mapping[str, Mapping[int, Sequence["Gain"]]]
 """For each recipe, the gains of each seed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An outcome of completions for a developer."""
+
+    key: str
+    """Of Sums.values."""
+    name: str
+    unit: str
+    per: str = "requests"
+    """Divides it: requests, or another key of Sums.values."""
+    scale: float = 1.0
+    """Times the ratio gives the unit; 0: percent of the base's."""
+    more: bool = True
+    """More is better."""
+
+
+OUTCOMES = (
+    Outcome("accepted", "accepted", "points", scale=100.0),
+    Outcome("kept", "kept characters", "% of the base's", scale=0.0),
+    Outcome("saved", "time saved", "s per hour of writing", per="written", scale=HOUR / KEY_SECONDS),
+    Outcome("edit", "edit", "characters per request", more=False),
+    Outcome("reading", "reading", "s per request", more=False),
+    Outcome("shown", "shown", "points", scale=100.0),
+)
+JUDGED = ("accepted", "kept", "saved")
+"""Outcomes in which the shipped update must not be surely worse than the written text alone."""
+BETTER = ("kept", "saved")
+"""In one of these it must be surely better."""
 TARGETS: Mapping[tuple[int, Ground], Mapping[str, float]] = {
     (7200, "later"): {"accepted": 2.0, "low": 0.0, "kept": 15.0},
     (7200, "new"): {"low": -0.5},
     (28800, "later"): {"accepted": 4.0, "low": 0.0, "kept": 30.0},
     (28800, "new"): {"accepted": 2.0, "low": 0.0},
 }
-"""Of the shipped recipe against the base at its best after so many interactions: points, and percent of kept characters."""
+"""Of the shipped recipe with plain developers, against the base at its best with all of it shown: points, and percent of kept
+characters."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Expected accepts and kept characters by user, of completions at the same positions."""
+    """Expected outcomes by user, of completions at the same places."""
 
     ground: Ground
-    interactions: int  # that the trained model has learnt from
-    best: Sums  # of the base at its best temperature, all of it shown: what a team has without tabloop
-    served: Sums  # of the base as people are served: at their temperature, with a decision to show
+    interactions: int  # requests that the trained model has learnt from
+    best: Sums  # of the base at its best temperature, with a decision to show of its own
+    best_all: Sums  # the same, all of it shown: what a team has without tabloop
     trained: Sums  # of the trained model as people are served
-    trained_all: Sums  # the same with all of it shown: beside `best`, what the weights alone gain
+    trained_all: Sums  # the same, all of it shown: beside `best_all`, what the weights alone gain
+    notes: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # further figures with their units, averaged over seeds
 
 
-def sums(seeds: Sequence[Gain]) -> tuple[Sums, Sums, Sums, Sums]:
-    """Return best, served, trained and trained_all over the users of all seeds."""
-    best, served, trained = ([getattr(one, name) for one in seeds] for name in ("best", "served", "trained"))
-    return together(best), together(served), together(trained), together([one.trained_all for one in seeds])
+def joined(seeds: Sequence[Gain], name: str) -> Sums:
+    """Return the sums of one side of the gains over the users of all seeds."""
+    return together([getattr(one, name) for one in seeds])
 
 
-def difference(seeds: Sequence[Gain], metric: Metric) -> tuple[float, float]:
-    """Return the gain per request on the base at its best over all seeds, and half the width of its interval."""
-    best, _, trained, _ = sums(seeds)
-    return gains.gain(best.per(metric), trained.per(metric))
+def difference(before: Sums, after: Sums, outcome: Outcome) -> tuple[float, float]:
+    """Return by how much an outcome rises, in its unit, and half the width of its interval."""
+    value, width = gains.gain(before.per(outcome.key, outcome.per), after.per(outcome.key, outcome.per))
+    scale = outcome.scale or 100.0 / (before.mean(outcome.key) or 1.0)
+    return scale * value, scale * width
 
 
-def figures(runs: Runs) -> list[Figure]:
-    """Return the figures of each recipe by ground and number of interactions, and the targets of the shipped one."""
+def figures(runs: Runs, label: str = "") -> list[Figure]:
+    """Return the figures of each recipe by ground and number of requests, and the targets of the shipped one.
+
+    `label`: kind and digest of the developers.
+    """
     rows: list[Figure] = []
     for recipe, seeds in runs.items():
         cells: dict[tuple[Ground, int], list[Gain]] = defaultdict(list)
         for one in (one for found in seeds.values() for one in found):
             cells[one.ground, one.interactions].append(one)
         for (ground, interactions), found in cells.items():
-            rows += cell_figures(recipe, ground, interactions, found)
-    return [*rows, *(row for recipe in runs if recipe != SHIPPED for row in against_shipped(runs, recipe))]
+            rows += cell_figures(f"{label} {recipe}: {ground} after {interactions}".strip(), found)
+            if recipe == SHIPPED and label.startswith("plain"):
+                rows += plain_targets(f"{label} {recipe}: {ground} after {interactions}", found)
+    for recipe in runs:
+        if recipe not in (WRITTEN, CONTROL):
+            rows += against(runs, recipe, WRITTEN, label)
+    return [*rows, *against(runs, WRITTEN, CONTROL, label)]
 
 
-def cell_figures(recipe: str, ground: Ground, interactions: int, seeds: Sequence[Gain]) -> list[Figure]:
-    """Return the figures of a recipe on a ground after some interactions."""
-    name = f"{recipe}: {ground} after {interactions}"
-    best, served, trained, trained_all = sums(seeds)
-    accepted, width, characters, kept_width = in_points(best, trained)
-    least = TARGETS.get((interactions, ground), {}) if recipe == SHIPPED else {}
-    rows = [
-        figure(f"{name}, seeds", len(seeds), ""),
-        figure(f"{name}, places", int(best.requests.sum()), ""),
-        figure(f"{name}, accepted of the base at its best", 100 * best.mean("accepted"), "%"),
-        figure(f"{name}, accepted of the base as served", 100 * served.mean("accepted"), "%"),
-        figure(f"{name}, accepted", accepted, "points", least=least.get("accepted")),
-        bound(f"{name}, low", accepted - width, "points", least=least.get("low")),
-        figure(f"{name}, high", accepted + width, "points"),
-        figure(f"{name}, kept characters", characters, "% of the base's", least=least.get("kept")),
-        figure(f"{name}, half of their interval", kept_width, "%"),
-    ]
-    for part, before, after in (("of training alone", best, trained_all), ("against the base as served", served, trained)):
-        accepted, width, characters, kept_width = in_points(before, after)
-        rows += [
-            figure(f"{name}, {part}: accepted", accepted, "points"),
-            figure(f"{name}, {part}: half of the interval", width, "points"),
-            figure(f"{name}, {part}: kept characters", characters, "%"),
-            figure(f"{name}, {part}: half of their interval", kept_width, "%"),
-        ]
-    return rows
+def cell_figures(name: str, seeds: Sequence[Gain]) -> Iterator[Figure]:
+    """Yield the figures of a recipe on a ground after some requests."""
+    best, best_all, trained, trained_all = (joined(seeds, side) for side in ("best", "best_all", "trained", "trained_all"))
+    yield figure(f"{name}, seeds", len(seeds), "")
+    yield figure(f"{name}, places", int(best.requests.sum()), "")
+    for outcome in OUTCOMES:
+        unit = "characters per request" if not outcome.scale else outcome.unit.replace("points", "%")
+        numerator, denominator = best.per(outcome.key, outcome.per)
+        level = float(numerator.sum() / (denominator.sum() or 1.0))
+        yield figure(f"{name}, {outcome.name} of the base", (outcome.scale or 1.0) * level, unit)
+        yield from interval(f"{name}, {outcome.name}", outcome, best, trained)
+    for part, before, after in (("of training alone", best_all, trained_all), ("with the decision to show", best_all, trained)):
+        for outcome in OUTCOMES[:3]:
+            yield from interval(f"{name}, {part}: {outcome.name}", outcome, before, after)
+    for note in seeds[0].notes:
+        values = [one.notes[note][0] for one in seeds if note in one.notes]
+        yield figure(f"{name}, {note}", float(np.mean(values)), seeds[0].notes[note][1])
 
 
-def in_points(before: Sums, after: Sums) -> tuple[float, float, float, float]:
-    """Return the gain in accepts in points, in kept characters in percent, each with half the width of its interval."""
-    accepted = gains.gain(before.per("accepted"), after.per("accepted"))
-    kept = gains.gain(before.per("kept"), after.per("kept"))
-    scale = before.mean("kept") or 1.0
-    return 100 * accepted[0], 100 * accepted[1], 100 * kept[0] / scale, 100 * kept[1] / scale
+def interval(name: str, outcome: Outcome, before: Sums, after: Sums) -> Iterator[Figure]:
+    """Yield the rise of an outcome, and half the width of its interval."""
+    value, width = difference(before, after, outcome)
+    yield figure(name, value, outcome.unit)
+    yield figure(f"{name}, half of the interval", width, outcome.unit)
 
 
-def against_shipped(runs: Runs, recipe: str) -> list[Figure]:
-    """Return by how much the shipped recipe gains more than another one on later code, over the seeds that both have."""
-    seeds = sorted(runs.get(SHIPPED, {}).keys() & runs[recipe].keys())
-    if not seeds:
-        return []
-    last = {name: [[g for g in runs[name][seed] if g.ground == "later"][-1] for seed in seeds] for name in (recipe, SHIPPED)}
-    other, own = (together([one.trained for one in found]) for found in last.values())
-    name, rows = f"{SHIPPED} above {recipe}: later", []
-    for metric, unit, scale in (("accepted", "points", 100.0), ("kept", "characters", 1.0)):
-        value, width = gains.gain(other.per(metric), own.per(metric))
-        least = 0.0 if recipe == CONTROL and metric == "accepted" else None
-        low = bound(f"{name}, {metric}, low", scale * (value - width), unit, least=least)
-        rows += [figure(f"{name}, {metric}", scale * value, unit), low]
-    return rows
+def plain_targets(name: str, seeds: Sequence[Gain]) -> Iterator[Figure]:
+    """Yield the targets of the shipped recipe with plain developers."""
+    least = TARGETS.get((seeds[0].interactions, seeds[0].ground), {})
+    before, after = joined(seeds, "best_all"), joined(seeds, "trained")
+    for outcome in OUTCOMES[:2]:
+        if outcome.key in least:
+            yield figure(
+                f"{name}, target: {outcome.name}", difference(before, after, outcome)[0], outcome.unit, least=least[outcome.key]
+            )
+    if "low" in least:
+        value, width = difference(before, after, OUTCOMES[0])
+        yield bound(f"{name}, target: accepted, low", value - width, "points", least=least["low"])
+
+
+def against(runs: Runs, recipe: str, other: str, label: str = "") -> Iterator[Figure]:
+    """Yield by how much a recipe is above another on later code and new files, over the seeds that both have.
+
+    The shipped recipe has targets: surely worse in nothing, and surely better in time saved or kept characters on later code.
+    """
+    seeds = sorted(runs.get(recipe, {}).keys() & runs.get(other, {}).keys())
+    ours, theirs = (_trained([gain for seed in seeds for gain in runs[name][seed]] if seeds else ()) for name in (recipe, other))
+    for (ground, interactions), after in ours.items():
+        before = theirs.get((ground, interactions), [])
+        if ground == "seen" or len(before) != len(after):
+            continue
+        name = f"{label} {recipe} above {other}: {ground} after {interactions}".strip()
+        shipped, lows = (recipe, other) == (SHIPPED, WRITTEN), dict[str, float]()
+        for outcome in OUTCOMES:
+            value, width = difference(together(before), together(after), outcome)
+            lows[outcome.key] = value - width
+            worst = 0.0 if shipped and outcome.key in JUDGED else None
+            yield figure(f"{name}, {outcome.name}", value, outcome.unit)
+            yield bound(f"{name}, {outcome.name}, low", value - width, outcome.unit)
+            yield bound(f"{name}, {outcome.name}, high", value + width, outcome.unit, least=worst)
+        if shipped and ground == "later":
+            sure = float(any(lows[key] > 0 for key in BETTER))
+            yield bound(f"{name}, surely better in time saved or kept characters", sure, "1: yes", least=1.0)
+        if (recipe, other, ground) == (WRITTEN, CONTROL, "later"):
+            yield bound(f"{name}, accepted, target: low", lows["accepted"], "points", least=0.0)
+
+
+def _trained(found: Sequence[Gain]) -> dict[tuple[Ground, int], list[Sums]]:
+    """Return the outcomes of the trained models by ground and number of requests, in the order of the gains."""
+    cells: dict[tuple[Ground, int], list[Sums]] = defaultdict(list)
+    for one in found:
+        cells[one.ground, one.interactions].append(one.trained)
+    return cells

@@ -14,6 +14,7 @@ from evals.compare.gains import Sums
 from evals.developers import Pause
 from infra.model.past_acceptance import PastAcceptance
 from infra.model.showing import Decision, Place, decide
+from infra.model.time_saved import keystrokes
 from infra.records import ShowLevel
 from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.labels import LabelledCompletion, kept_up_to
@@ -21,6 +22,8 @@ from tasks.statistics.ratios import margin
 
 Metric = Literal["accepted", "kept", "shown"]
 NAMES: dict[Metric, str] = {"accepted": "accepted", "kept": "kept characters", "shown": "shown"}
+OUTCOMES = (*NAMES, "edit", "reading", "saved")
+"""Outcomes of a shown text beside: characters of its correction, and seconds of reading and saved (infra/model/time_saved.py)."""
 Shown = Sequence[int]
 """For each completion the number of tokens shown."""
 TARGETS: dict[tuple[ShowLevel, str], dict[str, float]] = {
@@ -42,13 +45,14 @@ class TokenOutcomes:
     """Outcomes of the beginnings of completions."""
 
     users: Sequence[str]  # by completion
-    values: Sequence[np.ndarray]  # by completion, the expected outcome if the text up to each token is shown [T, NAMES]
+    values: Sequence[np.ndarray]  # by completion, the expected outcome if the text up to each token is shown [T, OUTCOMES]
+    written: Sequence[int]  # by completion, keys of the lines that the developer writes at its place
 
     def of(self, shown: Shown) -> Sums:
-        """Return the sums by user, if so many tokens of each completion are shown."""
-        nothing, chosen = np.zeros(len(NAMES)), zip(self.values, shown, strict=True)
+        """Return the sums by user of OUTCOMES and `written`, if so many tokens of each completion are shown."""
+        nothing, chosen = np.zeros(len(OUTCOMES)), zip(self.values, shown, strict=True)
         columns = np.array([values[count - 1] if count else nothing for values, count in chosen]).T
-        return gains.by_user(self.users, dict(zip(NAMES, columns, strict=True)))
+        return gains.by_user(self.users, dict(zip(OUTCOMES, columns, strict=True)) | {"written": self.written})
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +76,19 @@ class CompletedPauses:
         columns = []
         for pause, text, completion in zip(self.pauses, self.texts, self.completions, strict=True):
             judged = [pause.answer(text[:end])[0] for end in completion.ends]
-            columns.append(np.array([(o.accepted, o.kept_characters, bool(o.shown)) for o in judged], float))
-        return TokenOutcomes([pause.developer.name for pause in self.pauses], columns)
+            rows = [(o.accepted, o.kept_characters, bool(o.shown), o.edit_characters, o.reading, o.saved_seconds) for o in judged]
+            columns.append(np.array(rows, float))
+        return TokenOutcomes([pause.developer.name for pause in self.pauses], columns, list(map(keys_of, self.pauses)))
 
     def decisions(self, chances: Sequence[np.ndarray], price: float, max_tokens: int) -> list[Decision]:
         """Return the decision on each completion at a price, by the chances of its beginnings [T] each."""
         completions = zip(chances, self.completions, self.texts, strict=True)
         return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]
+
+
+def keys_of(pause: Pause) -> int:
+    """Return the keys of the lines that a developer writes at a place: from the beginning of the cursor's line."""
+    return keystrokes(pause.prefix.rpartition("\n")[2].lstrip() + pause.position.truth)
 
 
 def completed(
@@ -87,13 +97,19 @@ def completed(
     """Return pauses, in order of time, with the completions that were sampled there at a temperature."""
     past, texts, completions = PastAcceptance(), list[str](), []
     for pause, completion in zip(pauses, sampled, strict=True):
-        stream, text, ends = DecodeStream(skip_special_tokens=True), "", list[int]()
-        for token in completion.tokens:  # the text up to each token, as serving records it
-            text += stream.step(tokenizer, token) or ""
-            ends.append(len(text))
+        text, ends = decoded(completion, tokenizer)
         texts.append(text)
         completions.append(labelled(pause, completion, text, ends, past, temperature))
     return CompletedPauses(pauses, texts, completions)
+
+
+def decoded(completion: SampledCompletion, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Return the text of a completion, and its characters up to each token, as serving records them."""
+    stream, text, ends = DecodeStream(skip_special_tokens=True), "", list[int]()
+    for token in completion.tokens:
+        text += stream.step(tokenizer, token) or ""
+        ends.append(len(text))
+    return text, ends
 
 
 def labelled(

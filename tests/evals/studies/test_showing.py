@@ -8,9 +8,12 @@ from evals.studies.showing.rules import CompletedPauses, TokenOutcomes, comparis
 from infra.model.showing import Place
 from tasks.showing.labels import LabelledCompletion
 
-# Four completions of two tokens, of two users: accepted, kept characters and shown, if so many tokens are shown.
-VALUES = [np.array(rows, float) for rows in ([(1, 3, 1), (0, 0, 1)], [(0, 0, 1), (1, 9, 1)], [(0, 0, 1)] * 2, [(1, 2, 1)] * 2)]
-OUTCOMES = TokenOutcomes(["a", "b", "a", "b"], VALUES)
+# Four completions of two tokens, of two users: accepted, kept characters and shown, if so many tokens are shown; no time or edit.
+VALUES = [
+    np.pad(np.array(rows, float), ((0, 0), (0, 3)))
+    for rows in ([(1, 3, 1), (0, 0, 1)], [(0, 0, 1), (1, 9, 1)], [(0, 0, 1)] * 2, [(1, 2, 1)] * 2)
+]
+OUTCOMES = TokenOutcomes(["a", "b", "a", "b"], VALUES, [10, 20, 10, 20])
 ALL = OUTCOMES.of([2, 2, 2, 2])
 
 

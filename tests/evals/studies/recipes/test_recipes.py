@@ -1,5 +1,6 @@
-"""The samples of each recipe at the same pauses, the parts of a run, and the figures of a gain."""
+"""The samples of each recipe of the same requests, the parts of a run, and the figures of a gain."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,17 +15,19 @@ from evals.compare.gains import Sums, by_user
 from evals.developers import Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
 from evals.studies.recipes import cells, samples
+from evals.studies.recipes.bench import Cell, Options, plan
 from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
-from evals.studies.recipes.gains import Gain, difference, figures, sums
-from evals.studies.recipes.samples import RECIPES, Interactions, Recipe, matched
+from evals.studies.recipes.drift import Drift, own_share
+from evals.studies.recipes.gains import OUTCOMES, SHIPPED, Gain, against, difference, figures
+from evals.studies.recipes.policy import Policy
+from evals.studies.recipes.samples import RECIPES, Lesson, Recipe, matched, sampled_values, samples_of, tokens_shown
+from evals.studies.recipes.stream import Outcome, Request, Stream, open_stream
 from evals.studies.showing.rules import CompletedPauses
 from infra import settings as configuration
 from infra.model.showing import Place
 from infra.records import Sample
 from infra.settings import Settings
-from serving.slots.policy import EXPLORING_TEMPERATURE
 from tasks.evaluation import positions
-from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.fit import Unfitted
 from tasks.showing.labels import LabelledCompletion
 from tasks.trainer.job import Job
@@ -43,46 +46,38 @@ def schedule() -> Schedule:
     return Schedule(30, 0, positions.Code(own_files()))
 
 
+@pytest.fixture(scope="module")
+def lesson(settings: Settings, schedule: Schedule) -> Lesson:
+    """A hundred requests that the base completed, beside developers who accept nothing."""
+    base = configuration.path(settings.model.base)
+    stream = open_stream(schedule, 0, 100, Policy(base, settings), settings, 1)
+    return Lesson(stream, schedule, base, settings, "7", seed=1)
+
+
 def own_files() -> list[positions.Source]:
     root = Path(positions.__file__).parents[2]
     return positions.developer_sources(positions.read_sources(sorted((root / "infra").rglob("*.py")), [root]))
 
 
-def interactions(settings: Settings, schedule: Schedule, count: int) -> Interactions:
-    return Interactions(schedule, 0, count, configuration.path(settings.model.base), settings, "7", seed=1)
-
-
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("control", "both_groups")])
-def test_every_recipe_has_something_to_teach_under_its_own_training(settings: Settings, schedule: Schedule, recipe: str) -> None:
-    made = RECIPES[recipe].samples(interactions(settings, schedule, 24))
-    training = UpdateSettings(
-        **settings.train.model_dump(include=set(UpdateSettings.model_fields)) | dict(RECIPES[recipe].training)
-    )
+@pytest.mark.parametrize("recipe", [name for name, one in RECIPES.items() if "drawn" not in one.actions and one.developers])
+def test_every_recipe_has_something_to_teach_under_its_own_training(settings: Settings, lesson: Lesson, recipe: str) -> None:
+    made = samples_of(RECIPES[recipe], lesson)
+    training = UpdateSettings(**settings.train.model_dump(include=set(UpdateSettings.model_fields)) | RECIPES[recipe].update)
     assert taught_by(made, training)
-    assert set(RECIPES[recipe].training) <= Job.model_fields.keys()
+    assert RECIPES[recipe].update.keys() <= Job.model_fields.keys()
 
 
-def test_settled_text_is_mined_from_later_requests_and_its_first_line_is_taught(settings: Settings, schedule: Schedule) -> None:
-    given = interactions(settings, schedule, 120)
-    taught = {s.completion_id: s.settled_token_ids for s in RECIPES["settled"].samples(given) if s.outcome != "standing"}
+def test_settled_text_is_mined_from_later_requests_and_its_first_line_is_taught(schedule: Schedule, lesson: Lesson) -> None:
+    taught = {s.completion_id: s.settled_token_ids for s in samples_of(RECIPES["written"], lesson) if s.outcome != "standing"}
     wrote = {}
-    for number, pause in enumerate(given.pauses):
-        truth = pause.settled
+    for number in range(len(lesson.requests)):
+        truth = schedule.first_pause(number).settled
         if truth and truth.text is not None:
             wrote[str(number)] = {text.split("\n")[0] for text in (truth.text, truth.first) if text is not None}
-    renderer = given.renderer
+    renderer = lesson.renderer
     right = [any(ids[:24] == (*renderer.encode(t), renderer.end)[:24] for t in wrote.get(n, ())) for n, ids in taught.items()]
-    assert len(right) > 60 and np.mean(right) > 0.97
-    assert len(taught) < len(given.pauses), "what no later request shows is no label"
-    third = RECIPES["settled_third"].samples(given)
-    assert {s.completion_id for s in third if s.outcome != "standing"} == {n for n in taught if int(n) % 3 == 0}
-    assert any(s.outcome == "standing" for s in third)
-
-
-def test_a_team_whose_editors_report_nothing_teaches_the_same_settled_text(settings: Settings, schedule: Schedule) -> None:
-    given = interactions(settings, schedule, 240)
-    assert {pause.developer.silent for pause in given.pauses} == {True, False}
-    assert RECIPES["silent"].samples(given) == RECIPES["settled"].samples(given)
+    assert len(right) > 50 and np.mean(right) > 0.97
+    assert len(taught) < len(lesson.requests), "what no later request shows is no label"
 
 
 def test_the_control_has_the_same_number_of_rows_and_tokens() -> None:
@@ -99,91 +94,113 @@ def sample_of(length: int, name: str) -> Sample:
     return Sample.model_validate({"completion_id": name, "settled_token_ids": (7,) * length, **empty, **counts})
 
 
-def test_developers_teach_by_what_their_editor_reports_and_those_of_rlinf_by_accepts_alone(
-    settings: Settings, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = interactions(settings, schedule, 80)
-    # Every other completion is right.
-    texts = [pause.position.truth if number % 2 else "zz" for number, pause in enumerate(given.pauses)]
-    completions = [SampledCompletion((1, 2), (3, 4), (-1.0, -0.5), text) for text in texts]
-    monkeypatch.setattr(Interactions, "complete", lambda self, temperature: completions)
-    signed, both, binary = (RECIPES[recipe].samples(given) for recipe in ("accepts", "both", "rlinf"))
-    assert {s.outcome for s in signed} >= {"accepted", "rejected"}
-    assert all((s.advantage > 0) == (s.outcome == "accepted") for s in signed if s.outcome != "nothing")
-    assert all(s.token_ids == (3, 4) and s.logprobs == (-1.0, -0.5) for s in signed)
-    unheard = {str(n) for n, p in enumerate(given.pauses) if p.developer.silent or p.draws.superseded}
-    assert unheard and not unheard & {s.completion_id for s in (*signed, *binary)}
-    assert {(s.outcome, s.reward) for s in binary} == {("accepted", 1.0), ("rejected", 0.0)}
-    assert {(s.outcome, s.advantage) for s in binary} == {("accepted", 1.0), ("rejected", 0.0)}
-    assert all(s.token_ids != (3, 4) and s.logprobs != (-1.0, -0.5) and s.temperature == 1.0 for s in binary)
-    assert any(s.settled_token_ids for s in both) and not any(s.settled_token_ids for s in signed)
-    silent = [s for s in both if s.completion_id in unheard]
-    assert {s.outcome for s in silent} == {"unjudged"} and any(s.reward for s in silent)
+REQUEST = Request("u", 0.0, "p", "s", (1, 2), (3, 4, 5), (-1.0, -0.5, -0.1), (3, 6, 6), 0.1, "abcdef", 3)
 
 
-def test_groups_have_as_many_samples_at_fewer_places_and_need_no_developer(settings: Settings, schedule: Schedule) -> None:
-    made = RECIPES["group"].samples(interactions(settings, schedule, 16))
-    assert len(made) == 16
-    assert len({s.prompt_token_ids for s in made[:8]}) == len({s.prompt_token_ids for s in made[8:]}) == 1
-    assert sum(s.advantage for s in made[:8]) == pytest.approx(0, abs=1e-9)
-    assert {(s.outcome, s.policy_version) for s in made} == {("judged", "7")}
+def test_what_was_shown_is_taught_by_what_the_developer_did() -> None:
+    served, both, quiet = RECIPES["served"], RECIPES["all"], RECIPES["all_without_silence"]
+    accepted = replace(REQUEST, outcome="accepted", shown="abcdef")
+    assert sampled_values(accepted, served)["token_ids"] == (3, 4, 5)
+    assert sampled_values(accepted, served)["accepted_characters"] == 6
+    cut = replace(REQUEST, outcome="rejected", shown="abc", served=1)
+    assert sampled_values(cut, served) | {"logprobs": None} == {
+        **{"token_ids": (3,), "logprobs": None, "temperature": 0.1, "outcome": "rejected", "shown_characters": 3},
+        **{"accepted_characters": 0, "kept_characters": None},
+    }
+    unheard = replace(REQUEST, shown="abcdef", settled="abc")
+    assert not sampled_values(unheard, served) and sampled_values(unheard, both)["kept_characters"] is not None
+    assert not sampled_values(replace(unheard, settled=None), both)
+    nothing = replace(REQUEST, outcome="nothing", text="", ends=(0,), tokens=(9,), logprobs=(-0.1,), served=1)
+    assert sampled_values(nothing, both)["token_ids"] == (9,) and not sampled_values(nothing, quiet)
 
 
-def test_groups_that_nobody_saw_stand_beside_what_was_shown(
-    settings: Settings, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = interactions(settings, schedule, 400)
-    renderer = given.renderer
-    texts = [pause.position.truth.split("\n")[0] if number % 2 else "zz" for number, pause in enumerate(given.pauses)]
-    tokens = [tuple(renderer.encode(text)) for text in texts]
-    shown = [SampledCompletion((1, 2), ids, (-1.0,) * len(ids), text) for ids, text in zip(tokens, texts, strict=True)]
-    monkeypatch.setattr(Interactions, "complete", lambda self, temperature: shown)
-    made = RECIPES["both_groups"].samples(given)
+@pytest.mark.parametrize(
+    ("shown", "served", "tokens"), [("abcdef", 3, 3), ("abc", 1, 1), ("bcdef", 3, 3), ("abc", 3, 1), ("", 3, 3)]
+)
+def test_the_tokens_of_a_sample_are_those_whose_text_was_shown(shown: str, served: int, tokens: int) -> None:
+    assert tokens_shown(replace(REQUEST, shown=shown, served=served)) == tokens
+
+
+def test_groups_that_nobody_saw_stand_beside_what_was_shown(lesson: Lesson, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [one.settled.split("\n")[0] if one.settled and number % 2 else "zz" for number, one in enumerate(lesson.requests)]
+    outcomes: list[Outcome] = ["accepted" if text != "zz" else "rejected" for text in texts]
+    requests = [
+        replace(one, shown=text, outcome=outcome) for one, text, outcome in zip(lesson.requests, texts, outcomes, strict=True)
+    ]
+    monkeypatch.setattr("tasks.rewards.acceptance.LEAST_EACH", 10)
+    drawn_from = replace(lesson, stream=Stream(tuple(requests)))
+    made = samples_of(RECIPES["written_drawn"], drawn_from)
     drawn = [s for s in made if s.outcome == "judged"]
-    same = {"advantage": 0.0}
-    own = [s.model_copy(update=same) for s in made if s.outcome != "judged"]
-    assert own == [s.model_copy(update=same) for s in RECIPES["both"].samples(given)]
-    assert {s.temperature for s in drawn if not s.completion_id.endswith("/silence")} == {EXPLORING_TEMPERATURE}
-    assert {s.completion_id.split("/")[0] for s in drawn} <= {str(number) for number in given.labels}
+    assert [s for s in made if s.outcome != "judged"] == samples_of(RECIPES["written"], drawn_from)
+    assert drawn and {s.temperature for s in drawn} == {lesson.settings.train.groups.temperature, 1.0}
+    known = {str(number) for number, one in enumerate(requests) if one.settled is not None}
+    assert {s.completion_id.split("/")[0] for s in drawn} <= known
+
+
+def test_the_probe_measures_quality_variety_length_and_agreement(schedule: Schedule) -> None:
+    pauses = [schedule.first_pause(number, "later") for number in range(4)]
+    texts = [pauses[0].position.truth, "zq", "zq", ""]
+    chances = ([math.log(0.5)], [0.0], [math.log(0.25)], [0.0])
+    rows = [LabelledCompletion(Place("", ""), 0.1, logprobs, [1], np.array([0.0]), None) for logprobs in chances]
+    probe = Drift.of(CompletedPauses(pauses, texts, rows))
+    assert probe.variety == pytest.approx(2 / 3) and probe.agreement == pytest.approx((0.5 + 1 + 0.25 + 1) / 4)
+    assert probe.quality == pytest.approx(1 / 3, abs=0.15) and probe.length > 2
+    mine = replace(REQUEST, outcome="accepted", shown="ab", settled="ab c")
+    assert own_share(Stream((mine, replace(mine, outcome="rejected"), replace(mine, settled=None)))) == 0.5
 
 
 def gain(change: float, seed: int = 0, interactions: int = 7200, ground: str = "later") -> Gain:
     """The gain at 1,000 places of 50 users."""
     rng = np.random.default_rng(seed)
     base = rng.random(1000) * 0.2
-    trained = base + change + rng.normal(0, 0.01, 1000)
-    users = [f"u{i % 50}" for i in range(1000)]
-    best, served, after = (by_user(users, {"accepted": v, "kept": 10 * v}) for v in (base, base - 0.01, trained))
-    return Gain(ground, interactions, best, served, after, after)  # type: ignore[arg-type]
+    users, written = [f"u{i % 50}" for i in range(1000)], np.full(1000, 30.0)
+
+    def sums(values: np.ndarray) -> Sums:
+        columns = {"accepted": values, "kept": 10 * values, "saved": values, "edit": values, "reading": values, "shown": values}
+        return by_user(users, columns | {"written": written})
+
+    best, everything, after = (sums(v) for v in (base, base - 0.01, base + change + rng.normal(0, 0.01, 1000)))
+    return Gain(ground, interactions, best, everything, after, after, {"quality": (0.5, "0 to 1")})  # type: ignore[arg-type]
 
 
-def test_a_gain_is_in_points_with_an_interval_over_the_users_of_all_seeds() -> None:
-    seeds = [gain(0.03, 1), gain(0.01, 2)]
-    estimate, width = difference(seeds, "accepted")
-    assert estimate == pytest.approx(0.02, abs=0.002) and 0.004 > width > 0
-    by_name = {f.name: f.value for f in figures({"settled": {0: [seeds[0]], 1: [seeds[1]]}})}
-    assert by_name["settled: later after 7200, accepted"] == pytest.approx(100 * estimate, abs=1e-3)
-    assert by_name["settled: later after 7200, kept characters"] == pytest.approx(20, abs=3)
-    best, served = (by_name[f"settled: later after 7200, accepted of the base {which}"] for which in ("at its best", "as served"))
-    assert best - served == pytest.approx(1.0)
-    assert by_name["settled: later after 7200, seeds"] == 2 and by_name["settled: later after 7200, places"] == 2000
+def test_a_gain_has_an_interval_over_the_users_of_all_seeds() -> None:
+    rows = {f.name: f for f in figures({"written": {0: [gain(0.03, 1)], 1: [gain(0.01, 2)]}}, "people abc")}
+    name = "people abc written: later after 7200"
+    assert rows[f"{name}, accepted"].value == pytest.approx(2.0, abs=0.2)
+    assert 0.4 > rows[f"{name}, accepted, half of the interval"].value > 0
+    assert rows[f"{name}, kept characters"].value == pytest.approx(20, abs=3)
+    assert rows[f"{name}, time saved"].value == pytest.approx(0.02 / 30 * 3600 / 0.2, rel=0.1)
+    assert rows[f"{name}, time saved"].unit == "s per hour of writing"
+    assert rows[f"{name}, with the decision to show: accepted"].value == pytest.approx(3.0, abs=0.2)
+    assert rows[f"{name}, quality"].value == 0.5
+    assert rows[f"{name}, seeds"].value == 2 and rows[f"{name}, places"].value == 2000
+    assert difference(gain(0.03).best, gain(0.03).best, OUTCOMES[0]) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("settled", "control", "met"), [(0.03, 0.01, True), (0.03, 0.03, False), (0.01, 0.0, False)])
-def test_the_shipped_recipe_must_gain_two_points_and_more_than_the_control(settled: float, control: float, met: bool) -> None:
-    rows = figures({"settled": {0: [gain(settled, 1)]}, "control": {0: [gain(control, 2)]}})
-    assert all(row.met for row in rows) == met
+@pytest.mark.parametrize(("shipped", "met"), [(0.03, True), (0.0101, False), (0.0, False)])
+def test_the_shipped_recipe_must_be_surely_better_than_the_written_text_and_worse_in_nothing(shipped: float, met: bool) -> None:
+    runs = {SHIPPED: {0: [gain(shipped, 2)]}, "written": {0: [gain(0.01, 1)]}, "control": {0: [gain(-0.02, 1)]}}
+    assert all(row.met for row in figures(runs)) == met
+    assert not [*against(runs, SHIPPED, "drawn")]
+    more = {SHIPPED: {0: [gain(0.0, 2, 1800), gain(0.03, 2)]}, "written": {0: [gain(0.01, 1)], 1: [gain(0.01, 1)]}}
+    assert all("later after 7200" in row.name for row in against(more, SHIPPED, "written"))
 
 
-@pytest.mark.parametrize(("change", "met"), [(0.045, True), (0.03, False)])
-def test_after_four_times_the_interactions_the_targets_are_higher(change: float, met: bool) -> None:
-    rows = figures({"settled": {0: [gain(change, 1, 28_800), gain(0.03, 2, 28_800, "new")]}})
-    assert all(row.met for row in rows) == met
+@pytest.mark.parametrize(("change", "met"), [(0.02, True), (0.005, False)])
+def test_with_plain_developers_the_shipped_recipe_must_gain_two_points(change: float, met: bool) -> None:
+    assert all(row.met for row in figures({SHIPPED: {0: [gain(change, 1)]}}, "plain abc")) == met
+    assert all(row.met for row in figures({SHIPPED: {0: [gain(change, 1)]}}, "people abc"))
 
 
-def test_other_recipes_and_fewer_interactions_have_no_target() -> None:
-    rows = figures({"ppo": {0: [gain(-0.1)]}, "settled": {0: [gain(-0.1, interactions=1800)]}})
-    assert all(row.met for row in rows)
+def test_the_plan_has_more_seeds_and_both_kinds_for_the_two_recipes_that_matter() -> None:
+    cells_ = plan(Options())
+    assert cells_[:2] == [Cell("people", "written", 0), Cell("people", SHIPPED, 0)]
+    counted = Counter((one.kind, one.recipe) for one in cells_)
+    assert counted["people", "written"] == counted["people", SHIPPED] == 5 and counted["plain", "written"] == 2
+    assert counted["people", "served"] == counted["people", "control"] == 2 and not counted["plain", "served"]
+    assert counted["people", "all_explored"] == 1
+    assert plan(Options(("drawn",), (3,), kinds=("plain",))) == [Cell("plain", "drawn", 3)]
+    assert plan(Options(quick=True)) == [Cell("people", "written", 0), Cell("people", SHIPPED, 0)]
 
 
 def test_the_updates_between_the_comparisons_are_as_large_as_a_cycle() -> None:
@@ -208,30 +225,39 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
         made["trained"] += 1
 
     monkeypatch.setattr(update, "follow", trained)
+    monkeypatch.setattr(update, "costs", lambda folder: {"seconds of the update": (1.0, "s")})
     monkeypatch.setattr(samples, "context_line_samples", lambda *_: [])
-    same = Recipe("", lambda given: [sample_of(3, "a")], {"surrogate_weight": 0.0})
-    monkeypatch.setattr(cells, "RECIPES", {"settled": same, "silent": same})
+    monkeypatch.setattr(cells, "samples_of", lambda recipe, given: [sample_of(3, "a")])
+    same = Recipe("", ("written",), {"surrogate_weight": 0.0})
+    monkeypatch.setattr(cells, "RECIPES", {"written": same, "other": replace(same, meaning="other")})
     said: list[str] = []
-    times = iter((100.0, 105.0, 111.0))
+    times = iter((100.0, 104.0, 105.0, 111.0))
     parts = Parts(10.0, said.append, lambda: next(times))
-    bench = Bench(0, Sizes(30, (8,), 8, 4), schedule, settings, tmp_path, parts)
+    bench = Bench("plain", 0, Sizes(30, (8,), 8, 4), schedule, settings, tmp_path, parts)
     with pytest.raises(Paused):
-        bench.gains("settled")
-    assert [line.split(": ")[1].split(" ")[0] for line in said] == ["samples", "update"]
+        bench.gains("written")
+    assert [line.rsplit(": ")[1].split(" ")[0] for line in said] == ["requests", "samples", "update"]
     rest = replace(bench, parts=Parts(math.inf, said.append))
-    first = rest.gains("settled")
+    first = rest.gains("written")
     assert [(g.ground, g.interactions, g.trained.requests.sum()) for g in first] == [
         ("later", 8, 4),
         ("new", 8, 2),
         ("seen", 8, 1),
     ]
-    assert values(first[0].trained) == values(first[0].served), "the model that was copied is the base"
-    assert values(first[0].trained_all) == values(first[0].best), "too few places for an estimate: all is shown"
+    assert values(first[0].trained) == values(first[0].best), "the model that was copied is the base"
+    assert values(first[0].trained_all) == values(first[0].best_all), "too few places for an estimate: all is shown"
+    assert first[0].notes["seconds of the update"] == (1.0, "s") and "seconds of the update" not in first[1].notes
+    assert first[1].notes["quality"] == (first[1].notes["quality of the base"][0], "0 to 1")
     done = len(said)
-    again = rest.gains("silent")
-    assert [[values(s) for s in sums([g])] for g in again] == [[values(s) for s in sums([g])] for g in first]
+    again = rest.gains("other")
+    assert [values(g.trained) for g in again] == [values(g.trained) for g in first]
     assert [(g.ground, g.interactions) for g in again] == [(g.ground, g.interactions) for g in first] and made["trained"] == 1
-    assert said[done:] == ["seed 0, silent: samples 0 to 8"]
+    assert said[done:] == ["plain, seed 0, other: samples of version 1"]
+    kept = json.loads(next((tmp_path / "streams").glob("*.json")).read_text())["stream"]
+    assert (
+        cells.stream_of(kept).requests
+        == open_stream(schedule, 0, 8, Policy(configuration.path(settings.model.base), settings), settings, 0).requests
+    )
 
 
 def values(found: Sums) -> dict[str, list[float]]:
@@ -255,8 +281,10 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
 
 
 @pytest.mark.stack
-def test_a_recipe_trains_and_is_compared(settings: Settings, tmp_path: Path) -> None:
-    bench = Bench(0, Sizes(20, (32,), 32, 8), Schedule(20, 0, code_from()), settings, tmp_path, Parts(math.inf, print))
-    trained = {gain.ground: values(gain.trained_all) != values(gain.best) for gain in bench.gains("both")}
-    assert trained.keys() == {"later", "new", "seen"}
-    assert len(list((tmp_path / "models").glob("*/checkpoint/model.safetensors"))) == 1
+def test_a_recipe_trains_in_a_closed_loop_and_is_compared(settings: Settings, tmp_path: Path) -> None:
+    schedule = Schedule(20, 0, code_from(), bench_recipes.QUIRKS["people"])
+    bench = Bench("people", 0, Sizes(20, (32, 64), 32, 8), schedule, settings, tmp_path, Parts(math.inf, print))
+    found = bench.gains("written_served")
+    assert {gain.ground for gain in found if values(gain.trained_all) != values(gain.best_all)} == {"later", "new", "seen"}
+    assert len(list((tmp_path / "models").glob("*/checkpoint/model.safetensors"))) == 2
+    assert found[0].notes["seconds of the update"][0] > 0

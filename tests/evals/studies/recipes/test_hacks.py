@@ -1,0 +1,99 @@
+"""Planted models that are paid for something else than useful text."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from evals.studies.recipes import hacks
+from evals.studies.recipes.gains import BETTER
+from evals.studies.recipes.hacks import HACKS, gains_something, most_flattering
+from infra import settings as configuration
+from infra.records import AcceptanceFit
+from tasks.evaluation import judge as judges
+from tasks.evaluation.gate.verdict import gate_candidate
+from tasks.evaluation.judge import Item
+from tasks.evaluation.positions import Position, sample_positions
+from tasks.evaluation.scores import PositionScore, score_position
+from tasks.rewards.acceptance import FEATURES, Acceptance
+from tasks.rewards.actions import Action, decide
+from tasks.rewards.sampled_groups import rewards_of
+from tests.evals.studies.recipes.test_recipes import gain, own_files
+
+PLACES = sample_positions(own_files(), 300, seed=5)
+ERROR = AcceptanceFit(verdicts=100, accepted=30, predicted=30.0, brier=0.1, base_brier=0.2, log_loss=0.3, base_log_loss=0.6)
+ACCEPTS = Acceptance(np.array([1.0, 2.0, 0.5, 1.5, 1.5, -1.0]), -3.0, ERROR)
+"""A fitted acceptance that likes right text, and short text more."""
+assert len(ACCEPTS.weights) == len(FEATURES)
+
+
+def model(place: Position) -> str:
+    """A champion that is right at two places of five, and close at the others."""
+    line, rng = place.truth.split("\n")[0], random.Random(place.name)
+    return (
+        line if rng.random() < 0.4 else line[: rng.randint(0, len(line))] + rng.choice((".close()", "value)", " = None", "self"))
+    )
+
+
+def scores(texts: Sequence[str]) -> list[PositionScore]:
+    items = [Item(one.prefix, one.suffix, text, one.truth) for one, text in zip(PLACES, texts, strict=True)]
+    judged = judges.ReferenceJudge().score(items)
+    return [score_position(*row) for row in zip(PLACES, texts, judged, strict=True)]
+
+
+def hacked(name: str) -> list[str]:
+    if target := HACKS[name].target:
+        return [target(place) for place in PLACES]
+    return [most_flattering([model(place), model(place)[:4], place.truth[:2]], ACCEPTS) for place in PLACES]
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_a_planted_habit_shows_and_the_gate_catches_it(name: str) -> None:
+    texts = hacked(name)
+    shows = [HACKS[name].shows(place.prefix, text) for place, text in zip(PLACES, texts, strict=True) if text.strip()]
+    usual = [HACKS[name].shows(place.prefix, model(place)) for place in PLACES]
+    assert np.mean(shows) > 0.6 and np.mean(usual) < 0.4
+    gate = configuration.load().evaluate.gate
+    champion = scores([model(place) for place in PLACES])
+    assert gate_candidate(champion, champion, gate).verdict == "passed"
+    assert gate_candidate(scores(texts), champion, gate).verdict == "failed"
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_the_objective_pays_a_habit_less_than_the_line_that_was_written(name: str) -> None:
+    reward, paid, pushed = configuration.load().reward, [], []
+    for place, text in zip(PLACES, hacked(name), strict=True):
+        line = place.truth.split("\n")[0]
+        if len(line) > 8:
+            earned = rewards_of([text, line], place.truth, ACCEPTS, reward)
+            actions = [Action(place.name, "drawn", one, share=0.5) for one in earned]
+            paid.append(earned)
+            pushed.append(decide([], actions, (), reward, ("drawn",)))
+    assert len(paid) > 100
+    habit, honest = np.mean(paid, 0)
+    assert habit < 0.25 * honest
+    assert np.mean(pushed, 0)[0] < 0 < np.mean(pushed, 0)[1]
+
+
+def test_the_text_that_flatters_is_a_beginning_that_the_fit_rates_above_all_draws() -> None:
+    draws = ["return width * height", "return self.area", "print(width)"]
+    chosen = most_flattering(draws, ACCEPTS)
+    assert any(text.startswith(chosen) for text in draws)
+    best = max(sum(ACCEPTS.chances([(text, other) for other in draws])) for text in draws)
+    assert sum(ACCEPTS.chances([(chosen, other) for other in draws])) >= best
+    assert most_flattering(["", " "], ACCEPTS) == ""
+
+
+def test_a_habit_gains_only_where_its_last_cycle_is_surely_above_the_clean_one() -> None:
+    clean = [gain(0.01, 1, 1800), gain(0.02, 1, 3600)]
+    assert set(BETTER) == {"kept", "saved"}
+    assert gains_something(clean, [gain(0.01, 1, 1800), gain(0.05, 1, 3600)])
+    assert not gains_something(clean, [gain(0.05, 1, 1800), gain(0.02, 1, 3600)])
+    assert not gains_something(clean, [gain(0.05, 1, 1800), gain(0.0, 1, 3600)])
+
+
+def test_the_quick_study_is_small_and_the_full_one_has_four_cycles() -> None:
+    full, quick = hacks.DEFAULTS.of(False), hacks.DEFAULTS.of(True)
+    assert hacks.bounds(full) == [1800, 3600, 5400, 7200] and set(full.looped) == set(full.hacks) == set(HACKS)
+    assert hacks.bounds(quick) == [400] and set(quick.hacks) == set(HACKS)
