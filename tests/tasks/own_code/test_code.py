@@ -1,7 +1,7 @@
 """Own code as samples and held-out places: files apart, no copy, no secret, shares of files and repositories."""
 
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -117,7 +117,7 @@ def test_no_file_and_no_repository_has_more_than_its_share(shop: Path, tmp_path:
     assert max(taken.values()) <= round(share_of_file(13) * 300)
     found = samples(learned([shop, WEB, SERVICE], renderer, 2000, max_project_share=0.4))
     of_project = Counter(s.project for s in found)
-    weights = Counter[str]()
+    weights: dict[str, float] = defaultdict(float)
     for sample in found:
         weights[sample.project] += len(sample.settled_token_ids) * sample.settled_weight
     assert set(of_project) == {"shop", "web", "service"}

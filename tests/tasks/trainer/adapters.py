@@ -79,7 +79,7 @@ def expected(model: PreTrainedModel, tensors: Tensors) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(parameters.values(), JOB.learning_rate, (0.9, 0.95), weight_decay=0.0)
     loss = reference_loss(wrapped, rows, JOB, prompted).loss
     loss.backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in parameters.items()}
+    gradients = {name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None}
     torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
     optimizer.step()
     return {"loss": loss.item(), "gradients": gradients, "stepped": {name: p.detach() for name, p in parameters.items()}}
