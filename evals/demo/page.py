@@ -42,7 +42,7 @@ CURVES = (
     ("Norm of the gradient before clipping, by step", "gradient_norm"),
     ("Learning rate, by step", "learning_rate"),
 )
-"""What an update minimises: title, and field of a step. A term without weight is none, or 0 in every step, and has no chart."""
+"""What an update minimises: title, and field of a step. A term without weight has no chart."""
 EXAMPLES_RULE = (
     "Of the gains, and of the losses, those whose accepted suggestion has the most characters that the file goes on with; "
     "each place once; as many losses as gains, where there are enough."

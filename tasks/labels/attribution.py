@@ -333,8 +333,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     shown by more than hindsight.DIRTY_CHARACTERS in length.
 
     Args:
-        part: whether the completions are a part of a window: then `unreported` is that of every user, and `rules` says which
-            requests a client with such rules reports (unreported.by_own_rules brings the two together).
+        part: whether the completions are a part of a window: unreported.by_own_rules then follows for the whole window.
     """
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))

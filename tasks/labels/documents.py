@@ -163,7 +163,7 @@ def shows_again(document: str, cursor: int, later: str, later_cursor: int) -> bo
 
 
 def _tells_enough(text: str) -> bool:
-    """Return whether the lines of a text are enough to tell its document from others."""
+    """Return whether the lines of a text are enough to recognise its document."""
     size, own = 0, set[str]()
     for match in TELLING.finditer(text):
         line = "".join(match.group().split())

@@ -277,14 +277,14 @@ def test_each_setting_has_its_origin_and_what_makes_a_change_hold(tmp_path: Path
     given = {"TABLOOP_STACK__STATE": str(tmp_path), "TABLOOP_SERVING__PORT": "6"}
     found = in_force(file, given)
     origins = {
-        key: found[key].origin for key in ("train.epochs", "serving.port", "model.fim_order", "serving.token", "reward.normalise")
+        key: found[key].origin for key in ("train.epochs", "serving.port", "model.fim_order", "serving.token", "reward.silence")
     }
     assert origins == {
         "train.epochs": str(file),
         "serving.port": "TABLOOP_SERVING__PORT",
         "model.fim_order": str(TEAM),
         "serving.token": "generated",
-        "reward.normalise": "default",
+        "reward.silence": "default",
     }
     assert found["serving.token"].value == "**********"
     assert [found[key].effect for key in ("train.epochs", "serving.port", "model.fim_order")] == ["next run", "serving", "stack"]

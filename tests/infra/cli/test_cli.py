@@ -112,10 +112,11 @@ def all_commands(group: Any = None, before: tuple[str, ...] = ()) -> Iterator[tu
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{"hash": ("ada",), "token": ("ada",), "exec": ("true",), "logs": ("serving",), "explain": ("1",), "forget": ("ada",)},
     **{"recompute": ("a-test",), "export": ("a-test",), "requests": ("--user", "ada"), "compare": ("1", "2")},
-    **{"evaluate": ("infra/base_model",), "settings explain": ("serving.port",)},
+    **{"evaluate": ("infra/base_model",), "settings explain": ("serving.port",), "invite": ("ada",), "learn": (".",)},
+    "study repositories": (".",),
 }
 """The arguments that a command cannot do without."""
-READ_NO_SETTINGS = ("version", "token", "memory", "base train", "base tune", "study judged")
+READ_NO_SETTINGS = ("version", "token", "memory", "merge", "base train", "base tune", "study judged")
 """Commands without settings; a study of judges reads those of another section too, and tunes only a base model that exists."""
 
 
