@@ -119,13 +119,13 @@ def make(store: ObjectStore, experiment: ExperimentRecord, span: tuple[float, fl
         served = served.with_columns(user=pl.format("u{}", pl.Series(draw.integers(0, USERS, len(times)))))
         arms = [assigned_arm(experiment, user, at) for user, at in served.select("user", "time").iter_rows()]
         served = served.with_columns(
-            arm=pl.Series(arms),
-            assigned_arm=pl.Series(arms),
-            experiment=pl.lit(experiment.id),
-            assigned=pl.lit(experiment.id),
-            ttft_ms=pl.Series(draw.gamma(4, 10, len(times))),
-            total_ms=pl.Series(draw.gamma(4, 60, len(times))),
-            policy_version=pl.Series(["1" if arm == "champion" else "2" for arm in arms]),
+            pl.Series("arm", arms),
+            pl.Series("assigned_arm", arms),
+            pl.lit(experiment.id).alias("experiment"),
+            pl.lit(experiment.id).alias("assigned"),
+            pl.Series("ttft_ms", draw.gamma(4, 10, len(times))),
+            pl.Series("total_ms", draw.gamma(4, 60, len(times))),
+            pl.Series("policy_version", ["1" if arm == "champion" else "2" for arm in arms]),
         )
         for kind, rows in (("completions", served), ("feedback", made_feedback(draw, served))):
             ship(store, kind, rows.filter(pl.col("time") < end), seconds)
