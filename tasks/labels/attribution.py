@@ -332,8 +332,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
     shown by more than hindsight.DIRTY_CHARACTERS in length.
 
-    `part`: whether the completions are a part of a window: then `unreported` is that of every user, and `rules` says which requests
-    a client with such rules reports (unreported.by_own_rules brings the two together).
+    `part`: whether the completions are a part of a window: then `unreported` is that of every user, and `rules` says which
+    requests a client with such rules reports (unreported.by_own_rules brings the two together).
     """
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
