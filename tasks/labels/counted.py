@@ -148,7 +148,7 @@ class _Reader:
         return Counted(pl.concat([*rows, since]), (*made, *references))
 
     def _stored(self) -> tuple[dict[float, Span], EventIndex]:
-        """Return the usable objects from the day before `begin` on, by hour, and the index of what they were made from."""
+        """Return the usable objects from the day before `begin` on, by hour, and the index of their inputs."""
         spans: dict[float, Span] = {}
         known = [EventIndex.empty()]
         found = counted.listed(self.store, self.join_seconds, self.begin - DAY, self.settled)
