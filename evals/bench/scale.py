@@ -145,10 +145,17 @@ def ship(store: ObjectStore, kind: str, rows: pl.DataFrame, seconds: float) -> N
 def experiment_of(days: float) -> ExperimentRecord:
     """Return a test that began so many days before END, of a size that it does not reach."""
     settings = Experiment(
-        **{"design": "by_user", "planned_requests": 10**9, "max_seconds": 365 * DAY, "min_requests": 10**8},
+        **{
+            "design": "by_user",
+            "planned_requests": round(REQUESTS.full * days) + 1_000,
+            "max_seconds": 365 * DAY,
+            "min_requests": 10**8,
+        },
         **{"min_history_requests": 0, "shadow_requests": 0, "ramp": ()},
     )
-    plan = make_plan(settings, Collect())
+    # Whether the made labels differ between the arms is no matter here.
+    unchecked = {"max_label_gap": 1.0, "max_request_gap": 9.0, "breach_alpha": 0.0}
+    plan = make_plan(settings, Collect()).model_copy(update=unchecked)
     return ExperimentRecord(id="bench", champion="1", challenger="2", share=0.5, started=END - days * DAY, plan=plan)
 
 

@@ -23,7 +23,7 @@ def newest(store: ObjectStore, now: float) -> list[Few]:
 
 
 def in_words(few: Few) -> str:
-    """Return the shortage, the date (UTC) of its end, and the setting to change, in words."""
+    """Return a finding in words, with the date (UTC) from which the traffic will suffice, and with its advice."""
     when = "never at this rate"
     if few.possible is not None:
         when = f"possible on {datetime.fromtimestamp(few.possible, UTC):%Y-%m-%d} at this rate"

@@ -332,8 +332,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
     shown by more than hindsight.DIRTY_CHARACTERS in length.
 
-    Args:
-        part: whether the completions are a part of a window: unreported.by_own_rules then follows for the whole window.
+    `part`: whether the completions are a part of a window: then `unreported` is that of every user, and `rules` says which
+    requests a client with such rules reports (unreported.by_own_rules brings the two together).
     """
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
@@ -362,8 +362,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
         labelled = labelled.join(more, left_on=own, right_on=served, how="left")
     labelled = labelled.sort("time", "id")
     named = pl.col("reported_language").fill_null("")
-    labelled = with_rules(labelled, matches)
-    labelled = with_reports(labelled if part else by_own_rules(labelled), matches)
+    ruled = with_rules(labelled, matches)
+    labelled = with_reports(ruled if part else by_own_rules(ruled), matches)
     return labelled.with_columns(
         cache_hit=pl.col("outcome").is_null() & pl.col("cached").fill_null(False),
         language=pl.when(named == "").then("language").otherwise(named),

@@ -7,7 +7,7 @@ DAY = 86_400.0
 LEAST_SECONDS = DAY
 """Seconds of requests from which a rate is known: nights have none."""
 ROOM = 0.8
-"""Share of the samples in a window that a cycle may ask for: traffic varies."""
+"""Share of the samples of a full window that a cycle may ask for: traffic varies."""
 
 
 def too_slow(samples: int, asked: int, seconds: float, now: float) -> Few | None:

@@ -76,5 +76,5 @@ def _found(now: float, reason: str, days: float | None, first: str) -> Few:
 
 
 def page(found: Sequence[Few]) -> str:
-    """Return the shortages as text, a line each."""
+    """Return the findings as text, a line each."""
     return "\n".join(f"Too few for a {each.what}: {few.in_words(each)}." for each in found)

@@ -11,6 +11,8 @@ from infra.assignment import assigned_arm
 from infra.records import Completion, ExperimentRecord, Feedback, Plan
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
+from infra.storage import counted
+from infra.storage.store import sha256
 from tasks.experiments.counting.metrics import SUMS
 from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
 from tasks.experiments.planning.plan import make_plan
@@ -187,4 +189,7 @@ def test_evidence_names_the_objects_that_were_read() -> None:
     store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", [feedback(time=NOW + 2)])
     evidence = gather(store, TEST, plan(settle_seconds=5), NOW + 60)
     assert evidence.during["champion"]["accepted"].tolist() == [1]
-    assert {r.key.split("/")[1] for r in evidence.inputs} == {"completions", "feedback"}
+    hours = [r for r in evidence.inputs if r.key.startswith(counted.PREFIX)]
+    assert len(hours) == 24, "the day of history before the test"
+    assert all(r.sha256 == sha256([store.objects[r.key]]) for r in hours)
+    assert {r.key.split("/")[1] for r in evidence.inputs if r not in hours} == {"completions", "feedback"}
