@@ -113,8 +113,8 @@ class Tally:
         return self._sum_by(0)
 
     def by_version(self) -> dict[str, Counts]:
-        """Return the sums over users, by version."""
-        return self._sum_by(1)
+        """Return the sums over users, by version; time of writing belongs to none."""
+        return {version: counts for version, counts in self._sum_by(1).items() if version}
 
     @property
     def total(self) -> Counts:

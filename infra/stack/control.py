@@ -75,7 +75,6 @@ def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> S
     secrets.ensure(state)
     postgresql.ensure_password(state)
     settings = settings_.load()
-    secrets.ensure_token_file(settings)
     supervisor = Supervisor(state)
     all_parts = parts(settings)
     if unknown := set(only) - set(all_parts):

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.settings import SECRETS_NAME, TOKENS_NAME, Settings, path
+from infra.settings import SECRETS_NAME, TOKENS_NAME
 from infra.stack import files
 
 USER = "tabloop"
@@ -51,9 +51,3 @@ def ensure(state: Path) -> Path:
     sections = ["\n".join([f"[{s}]", *(f"{name} = {json.dumps(v)}" for name, v in e.items())]) for s, e in known.items()]
     files.write(file, HEAD + "\n" + "\n\n".join(sections) + "\n")
     return file
-
-
-def ensure_token_file(settings: Settings) -> None:
-    """Make the empty file of serving.token_file where it is missing, for a token per developer."""
-    if settings.serving.token_file and not (file := path(settings.serving.token_file)).exists():
-        files.write(file, "# Tokens of developers, a table for each; the app reads it again within two seconds of each change.\n")

@@ -17,7 +17,7 @@ from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined,
 from infra.registry.lineage import lineage
 from infra.settings.evaluation import MARGINS, UNSET
 from infra.settings.schema import Gate, Groups
-from infra.storage import loop_runs
+from infra.storage import cycle_progress, loop_runs
 from infra.storage.store import sha256
 from tasks.evaluation.evaluate import EvaluationBroken
 from tasks.evaluation.models.base import Prompt
@@ -213,7 +213,7 @@ def test_a_team_whose_editors_are_silent_trains_on_settled_text(
     for number in range(12):
         who = {"user": f"{number % 6:032x}", "file": f"{number}.py"}
         start = "".join(f"line_{number}_{i} = {i}\n" for i in range(8))
-        text = "" if blank and not number else "written()" if number % 2 else "wrong()"
+        text = "" if blank and not number else "written()" if number % 2 else "nonsense"
         completions.append(completion(str(number), prefix=f"{start}x = ", text=text, time=NOW - 60, **who))
         later = f"{start}x = written()\ny = "
         completions.append(completion(f"later {number}", prefix=later, text="wrong()", time=NOW - 30, **who))
@@ -344,7 +344,7 @@ def test_a_window_of_too_few_users_waits_and_begins_nothing(labelled: World, mon
 def test_with_too_few_samples_no_cycle_starts(world: World) -> None:
     state = cycle(return_state=True)
     assert state.name == "TooFewSamples"
-    assert set(world.store.objects) == {loop_runs.key("cycle")}
+    assert set(world.store.objects) == {loop_runs.key("cycle"), cycle_progress.KEY}
     noted = loop_runs.read(world.store)["cycle"]
     assert (noted.state, noted.message, bool(noted.ended), bool(noted.run)) == ("TooFewSamples", state.message, True, True)
 

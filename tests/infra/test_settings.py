@@ -61,7 +61,7 @@ def test_only_the_stack_of_one_machine_is_in_experiments_by_default() -> None:
 def test_the_settings_of_a_team_are_for_people() -> None:
     """Nobody speaks for others, the settled text of people is waited for, and a test judges by the defaults."""
     settings = load(TEAM, {})
-    assert not settings.serving.name_users and settings.serving.token_file
+    assert not settings.serving.name_users
     collect = settings.collect
     assert collect.settle_seconds >= collect.hindsight.most_seconds + settings.serving.ship_seconds
     assert (collect.hindsight.quiet_seconds, collect.hindsight.most_seconds, collect.join_seconds) == (10.0, 300.0, 600.0)
@@ -70,7 +70,7 @@ def test_the_settings_of_a_team_are_for_people() -> None:
 
 def test_the_demo_has_data_of_its_own_and_the_servers_of_a_team() -> None:
     team, demo = load(TEAM, {}), load(DEMO, {})
-    assert demo.serving.name_users and demo.serving.token_file is None
+    assert demo.serving.name_users
     own = [(s.stack.state, s.store.lock, s.serving.spool, s.serving.state, s.train.folder) for s in (team, demo)]
     assert all(one != other for one, other in zip(*own, strict=True))
     assert (demo.store.endpoint, demo.serving.port, demo.model) == (team.store.endpoint, team.serving.port, team.model)

@@ -224,11 +224,12 @@ def bound_of(tests: int) -> float:
 def shared_bounds(each: int) -> tuple[float, float]:
     """Return the most of the samples and of the weight that invented users of a shared token can have of a full batch.
 
-    Known become `max_new_users`, with `each` requests. Of an acceptance rate p the mean absolute advantage is 2 p (1 - p), and
-    that of an accepted sample 1 - p.
+    Known become `max_new_users`, with `each` requests. Silence, whose reward is 0, is the only other action of their places: the
+    absolute advantage is the absolute reward.
     """
-    share = SHARED.max_new_users * each / SHARED.max_samples
-    return share, share / (2 * RATE)
+    share, settings = SHARED.max_new_users * each / SHARED.max_samples, Reward()
+    mean = RATE * settings.accepted + (1 - RATE) * abs(settings.rejected)
+    return share, share * settings.accepted / mean
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:

@@ -198,7 +198,7 @@ def test_the_command_ends_with_an_exit_code_and_the_next_command(
 ) -> None:
     monkeypatch.setenv("TABLOOP_STORE__BUCKETS", "a")
     assert cli.main(["bootstrap"]) == errors.WRONG_USE
-    assert re.search(r"bootstrap: .*buckets.*next: correct it, then `tabloop bootstrap`", capsys.readouterr().err, re.DOTALL)
+    assert re.search(r"bootstrap: .*buckets.*did you mean store.bucket\?; next: correct it", capsys.readouterr().err, re.DOTALL)
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
