@@ -175,6 +175,8 @@ class _Reader:
 
     def label(self, keys: Mapping[str, Sequence[str]], begin: float, end: float) -> tuple[pl.DataFrame, list[ObjectReference]]:
         """Return the labelled requests of a time from these event objects, and the references of these."""
+        if not any(keys.values()):
+            return pl.DataFrame(schema=COLUMNS), []
         plan = plan_window(self.store, EVERYTHING, self.now, self.join_seconds, listed=keys)
         rows = label_window(self.store, plan, tokens=False, part=True).requests
         own = rows.filter(pl.col("time") >= begin, (pl.col("time") < end) | math.isinf(end))
