@@ -221,7 +221,7 @@ CHANGES = {
 """By name: the actions before, and an action of one move."""
 
 
-@pytest.mark.parametrize("writes", range(1, 10))
+@pytest.mark.parametrize("writes", (*range(1, 10), 60))
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_move_killed_before_the_registry_shows_it_is_completed_once_by_the_next_run(name: str, writes: int) -> None:
     def before() -> tuple[MemoryStore, MemoryRegistry]:
@@ -240,7 +240,8 @@ def test_a_move_killed_before_the_registry_shows_it_is_completed_once_by_the_nex
         CHANGES[name][1](store, registry)
     registry.writes_left = 10**9
     written = log.newest_number(store) > length
-    assert written or (name == "open" and writes == 1), "the log is written first; a test has its record by then"
+    unplanned = name == "open" and not list(store.keys("experiments/"))  # it counts the hours of its traffic first
+    assert written or unplanned, "the log is written first; a test has its record by then"
     assert [moves.catch_up(store, registry.client, NOW + 20 + run) for run in range(2)] == [[], []]
     if written:
         assert store.objects == undisturbed.objects
