@@ -110,7 +110,7 @@ def check_adapter(directory: Path, model: PreTrainedModel, variant: Variant) -> 
         "tensors": len(actual),
         "missing": len(actual.keys() ^ wanted["gradients"].keys()),
         "gradients": max(((actual[n] - g).norm() / g.norm()).item() for n, g in wanted["gradients"].items()),
-        "loss": (totals.sums.loss + JOB.context_weight * totals.sums.context) / totals.sums.tokens,
+        "loss": totals.sums.loss / totals.sums.tokens,
         "wanted_loss": wanted["loss"],
         "step": (apart / sum(theirs.square().sum().item() for _, theirs in moved)) ** 0.5,
         "frozen_moved": sum(not torch.equal(after[name], before[name]) for name in before.keys() - tensors.keys()),
@@ -151,6 +151,13 @@ def saved(trained: TrainedModel, directory: Path, after: Tensors) -> dict[str, f
     return answers
 
 
+def sum_of(file: Path) -> str:
+    """Return the checksum of a file, of tensors without the metadata, whose order is not fixed."""
+    if file.suffix != ".safetensors":
+        return sha256([file.read_bytes()])
+    return sha256(part for name, tensor in sorted(load_file(file).items()) for part in (name.encode(), tensor.numpy().tobytes()))
+
+
 def check_updates(job: Job) -> list[dict[str, Any]]:
     """Run an update with an adapter twice; return the sums of its files, and its metrics' samples and gradient norms."""
     answers = []
@@ -158,6 +165,6 @@ def check_updates(job: Job) -> list[dict[str, Any]]:
         output = job.output.with_name(f"adapter {number}")
         metrics = ppo.run(job.model_copy(update={"adapter_rank": RANK, "output": output}))
         files = [file for file in sorted(output.rglob("*")) if file.suffix in (".json", ".safetensors")]
-        sums = {str(file.relative_to(output)): sha256([file.read_bytes()]) for file in files if file.name != "metrics.json"}
+        sums = {str(file.relative_to(output)): sum_of(file) for file in files if file.name != "metrics.json"}
         answers.append({"files": sums, "samples": metrics.samples, "norms": [step.gradient_norm for step in metrics.steps]})
     return answers
