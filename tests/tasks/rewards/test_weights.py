@@ -7,7 +7,7 @@ rewards and weights that a cycle would hand to the trainer. Megatron does not ru
 import copy
 import random
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import stdev
 from typing import Any
 
 import pytest
