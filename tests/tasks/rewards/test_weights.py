@@ -7,7 +7,7 @@ rewards and weights that a cycle would hand to the trainer. Megatron does not ru
 import copy
 import random
 from collections.abc import Sequence
-from statistics import stdev
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -113,9 +113,9 @@ def batch(completions: Sequence[Completion], events: Sequence[Feedback], share: 
 
 
 def update(model: Qwen2ForCausalLM, samples: Sequence[Sample]) -> Qwen2ForCausalLM:
-    """Return the model after four steps of the clipped surrogate."""
+    """Return the model after four steps of the clipped surrogate, of 0.3 for advantages with a deviation of 1 (0.45 here)."""
     model = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.67)
     ids = torch.tensor([[*s.prompt_token_ids, *s.token_ids] for s in samples])
     targets, behaviour = torch.tensor([s.token_ids for s in samples]), torch.tensor([s.logprobs for s in samples])
     advantage = torch.tensor([[s.advantage] for s in samples])
@@ -159,4 +159,5 @@ def test_a_user_who_accepts_only_a_planted_pattern_does_not_move_the_policy() ->
     mallory_weight = sum(abs(s.advantage) for s in samples if s.user == "mallory")
     assert 0 < mallory_weight <= SHARE * sum(abs(s.advantage) for s in samples) * (1 + 1e-6)
     assert unprotected > 5 * stdev(baseline), "without the cap the attack works"
-    assert abs(protected) < unprotected / 3, "the cap takes most of the attack away"
+    assert abs(protected) < 2 * stdev(baseline), "within the spread of honest batches"
+    assert abs(baseline[0] + protected - mean(baseline)) < 3 * stdev(baseline)

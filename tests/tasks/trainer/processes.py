@@ -22,7 +22,7 @@ def run(*command: str, device: str = "cpu") -> None:
     """Run a command, and show its output when it fails."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1100)
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert completed.returncode == 0, completed.stderr[-4000:]
 
 
