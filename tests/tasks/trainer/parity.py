@@ -187,6 +187,7 @@ def check_gradients(
         # With an exponent the loss of a settled text is another than the objective's; their gradients agree.
         "loss": 0.0 if job.settled_exponent else sums.loss / trained_tokens,
         "wanted_loss": 0.0 if job.settled_exponent else expected.loss.item(),
+        "reported_loss": sums.loss / trained_tokens,
         "settled_inside": sums.settled_inside / max(sums.settled_tokens, 1),
         "wanted_settled_inside": expected.settled_inside,
         "clipped": sums.clipped / sums.tokens,
