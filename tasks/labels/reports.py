@@ -57,7 +57,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     )
     rows = rows.with_columns(counted).select(
         *OWN,
-        told=pl.lit(True),
+        says_more=pl.lit(True),
         told_settled=pl.when(usable).then("told_settled"),
         told_whole=pl.when(usable).then(pl.lit(True)),
         told_unsettled=reason.cast(UNSETTLED),
@@ -68,7 +68,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         .otherwise("kept_characters"),
     )
     joined = labelled.join(rows, on=OWN, how="left").sort(*OWN)
-    told_by = pl.col("told").fill_null(False)
+    reported_by = pl.col("says_more").fill_null(False)
     taken = {
         "settled": "told_settled",
         "settled_whole": "told_whole",
@@ -76,12 +76,12 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         "kept_characters": "told_kept",
     }
     joined = joined.with_columns(
-        *(pl.when(told_by).then(source).otherwise(name).alias(name) for name, source in taken.items()),
-        settled_by=pl.when(told_by)
+        *(pl.when(reported_by).then(source).otherwise(name).alias(name) for name, source in taken.items()),
+        settled_by=pl.when(reported_by)
         .then(pl.when(pl.col("told_settled").is_not_null()).then(pl.lit(FEEDBACK)))
         .otherwise("settled_by"),
     )
-    return _without_hidden(joined.drop("told", *taken.values()))
+    return _without_hidden(joined.drop("says_more", *taken.values()))
 
 
 def _without_hidden(labelled: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""The bench `fleet`: it uses the documented configuration, and tells what was lost, who changed arm and when the p99 is back."""
+"""The bench `fleet`: it uses the documented configuration, and reports what was lost, who changed arm and when the p99 is back."""
 
 import asyncio
 import math
@@ -139,7 +139,7 @@ def test_a_server_that_does_not_end_is_killed_with_its_children(tmp_path: Path) 
 
 
 class Replica:
-    """A stand-in for a replica of the app: it tells on both ports whether it is ready, and answers with its number."""
+    """A stand-in for a replica of the app: it shows on both ports whether it is ready, and answers with its number."""
 
     def __init__(self, number: int, ports: tuple[int, int]) -> None:
         self.number = number

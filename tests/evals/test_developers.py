@@ -54,9 +54,7 @@ class Server:
 
     def text(self, sent_prompt: str, version: str) -> str:
         rng = random.Random(version + sent_prompt)
-        line = "\n".join(
-            fim.parse_prompt(sent_prompt).prefix.rstrip(" ").split("\n")[-2:]
-        )  # tells the place, thanks to the marks
+        line = "\n".join(fim.parse_prompt(sent_prompt).prefix.rstrip(" ").split("\n")[-2:])  # the marks show the place
         source = next((s.text for s in CODE.sources if line.strip() and line in s.text), line)
         cursor = source.index(line) + len(line)
         truth = source[cursor:].split("\n", 1)[0]

@@ -1,4 +1,4 @@
-"""Charts: well-formed, told in words too, without inline style or script, and with every mark where its value is."""
+"""Charts: well-formed, described in words too, without inline style or script, and with every mark where its value is."""
 
 import base64
 import re
@@ -65,7 +65,7 @@ def test_a_planned_end_that_is_far_is_written_and_not_drawn() -> None:
 
 
 def test_an_interval_lies_beside_zero_and_its_margin() -> None:
-    svg = charts.interval(Point(0, 0.0, -0.04, 0.04), (-0.08,), "", "told")
+    svg = charts.interval(Point(0, 0.0, -0.04, 0.04), (-0.08,), "", "described")
     (line,), (zero,), (margin,) = (of_kind(svg, kind) for kind in ("interval", "zero", "margin"))
     low, high, at, bound = (float(x or 0) for x in (line.get("x1"), line.get("x2"), zero.get("x1"), margin.get("x1")))
     assert at - low == pytest.approx(high - at, abs=0.11) and at - bound == pytest.approx(2 * (at - low), abs=0.2)
