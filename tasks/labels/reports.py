@@ -11,8 +11,8 @@ import polars as pl
 
 from tasks.labels.hindsight import DIRTY_CHARACTERS, FEEDBACK, UNSETTLED, kept
 
-REPORTED_COLUMNS = ("told_settled", "told_kept", "told_at")
-REPORTS = (*REPORTED_COLUMNS, "told_text")
+REPORTED_COLUMNS = ("stated_settled", "stated_kept", "stated_at")
+REPORTS = (*REPORTED_COLUMNS, "stated_text")
 """Columns of a match with a report: its text, its number of kept characters, its time, and the completion's text."""
 OWN = ["id", "time"]
 
@@ -21,9 +21,9 @@ def latest_report(feedback: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
     """Return the latest report of each impression, by its key."""
     reports = feedback.filter(pl.col("settled").is_not_null() | pl.col("settled_kept").is_not_null()).sort("time", "id")
     columns = {
-        "told_settled": pl.col("settled").last(),
-        "told_kept": pl.col("settled_kept").last(),
-        "told_at": pl.col("time").last(),
+        "stated_settled": pl.col("settled").last(),
+        "stated_kept": pl.col("settled_kept").last(),
+        "stated_at": pl.col("time").last(),
     }
     return reports.group_by(key).agg(**columns)
 
@@ -32,7 +32,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     """Return labelled completions with their reports, and without the text of those that may have none."""
     if not set(REPORTS) <= set(matches.columns):
         return _without_hidden(labelled)
-    reported = matches.drop_nulls("told_at").sort("told_at", "told_settled", "told_kept", "told_text", nulls_last=False)
+    reported = matches.drop_nulls("stated_at").sort("stated_at", "stated_settled", "stated_kept", "stated_text", nulls_last=False)
     reported = reported.unique(["served", "served_time"], keep="last", maintain_order=True)
     if reported.is_empty():
         return _without_hidden(labelled)
@@ -40,16 +40,16 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         reported.select(*REPORTS, id="served", time="served_time"), on=OWN
     )
     rows = rows.filter(pl.col("outcome").is_not_null())
-    shown = pl.col("told_text").str.slice(pl.col("extent") - pl.col("shown_characters"), pl.col("shown_characters"))
+    shown = pl.col("stated_text").str.slice(pl.col("extent") - pl.col("shown_characters"), pl.col("shown_characters"))
     rows = rows.with_columns(shown=shown, size=pl.col("shown_characters"))
-    counted = kept(rows["shown"], rows["told_settled"])
-    change = (pl.col("told_settled").str.len_chars().cast(pl.Int64) - pl.col("size")).abs()
+    counted = kept(rows["shown"], rows["stated_settled"])
+    change = (pl.col("stated_settled").str.len_chars().cast(pl.Int64) - pl.col("size")).abs()
     dirty = change > DIRTY_CHARACTERS
-    usable = pl.col("told_settled").is_not_null() & ~dirty & (pl.col("told_settled").str.strip_chars() != "")
+    usable = pl.col("stated_settled").is_not_null() & ~dirty & (pl.col("stated_settled").str.strip_chars() != "")
     reason = (
         pl.when(usable)
         .then(pl.lit(""))
-        .when(pl.col("told_settled").is_null())
+        .when(pl.col("stated_settled").is_null())
         .then(pl.lit("numbers_only"))
         .when(dirty)
         .then(pl.lit("pasted"))
@@ -58,27 +58,27 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(counted).select(
         *OWN,
         says_more=pl.lit(True),
-        told_settled=pl.when(usable).then("told_settled"),
-        told_whole=pl.when(usable).then(pl.lit(True)),
-        told_unsettled=reason.cast(UNSETTLED),
-        told_kept=pl.when(dirty)
+        stated_settled=pl.when(usable).then("stated_settled"),
+        stated_whole=pl.when(usable).then(pl.lit(True)),
+        stated_unsettled=reason.cast(UNSETTLED),
+        stated_kept=pl.when(dirty)
         .then(pl.lit(0, pl.Int64))
-        .when(pl.col("told_settled").is_null() & (pl.col("size") > 0))
-        .then(pl.min_horizontal("told_kept", "size"))
+        .when(pl.col("stated_settled").is_null() & (pl.col("size") > 0))
+        .then(pl.min_horizontal("stated_kept", "size"))
         .otherwise("kept_characters"),
     )
     joined = labelled.join(rows, on=OWN, how="left").sort(*OWN)
     reported_by = pl.col("says_more").fill_null(False)
     taken = {
-        "settled": "told_settled",
-        "settled_whole": "told_whole",
-        "unsettled": "told_unsettled",
-        "kept_characters": "told_kept",
+        "settled": "stated_settled",
+        "settled_whole": "stated_whole",
+        "unsettled": "stated_unsettled",
+        "kept_characters": "stated_kept",
     }
     joined = joined.with_columns(
         *(pl.when(reported_by).then(source).otherwise(name).alias(name) for name, source in taken.items()),
         settled_by=pl.when(reported_by)
-        .then(pl.when(pl.col("told_settled").is_not_null()).then(pl.lit(FEEDBACK)))
+        .then(pl.when(pl.col("stated_settled").is_not_null()).then(pl.lit(FEEDBACK)))
         .otherwise("settled_by"),
     )
     return _without_hidden(joined.drop("says_more", *taken.values()))

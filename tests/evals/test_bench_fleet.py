@@ -1,4 +1,4 @@
-"""The bench `fleet`: it uses the documented configuration, and reports what was lost, who changed arm and when the p99 is back."""
+"""The bench `fleet`: it uses the documented configuration, and reports losses, users who changed arm, and when the p99 is back."""
 
 import asyncio
 import math
