@@ -246,7 +246,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),
         *("shown_characters", "shown_text", "extent", *REPORTED_COLUMNS),
-        told_text=pl.when(pl.col("told_at").is_not_null()).then("text"),
+        stated_text=pl.when(pl.col("stated_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
         reported_language="language",
@@ -302,7 +302,7 @@ def with_silent(
         matches = matches.with_columns(pl.lit(None, matches.schema[name]).alias(name) for name in REPORTS)
     judged = matches.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).select(id="served")
     known = settled.drop_nulls("settled").select("id").join(judged, on="id", how="anti")
-    reported = matches.drop_nulls("told_at").select(id="served", time="served_time")
+    reported = matches.drop_nulls("stated_at").select(id="served", time="served_time")
     silent = pl.concat([own.join(known, on="id", how="semi"), served.join(reported, on=["id", "time"], how="semi")])
     silent = silent.unique("id", maintain_order=True)
     lists = served.select("token_ends", "logprobs", "held_back", served="id")

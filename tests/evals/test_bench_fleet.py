@@ -1,4 +1,4 @@
-"""The bench `fleet`: it uses the documented configuration, and reports losses, users who changed arm, and when the p99 is back."""
+"""The bench `fleet`: it uses the documented configuration, and reports losses, users who changed arm, and the p99."""
 
 import asyncio
 import math
