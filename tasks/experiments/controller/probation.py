@@ -14,7 +14,7 @@ from tasks.experiments.counting.totals import ArmTotals
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual
 from tasks.experiments.verdict.breach import breach
-from tasks.experiments.verdict.decide import Look, arm_rates, numbers, result_of, too_small
+from tasks.experiments.verdict.decide import Look, numbers, result_of, too_small, undecided
 
 WATCH = "watch"
 
@@ -31,15 +31,7 @@ def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision |
 
 def verdict_of(plan: Plan, totals: ArmTotals) -> Verdict:
     """Return the verdict on a version on probation: "breach" or "reject" rolls it back, "undecided" goes on."""
-    verdict = Verdict(
-        verdict="undecided",
-        reason="",
-        requests=totals.requests,
-        users=totals.counts,
-        acceptance=arm_rates(totals, "accepted"),
-        kept=arm_rates(totals, "characters"),
-        saved=arm_rates(totals, "saved"),
-    )
+    verdict = undecided(totals)
     if found := breach(plan, totals):
         return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
     if obstacle := too_small(totals, plan):

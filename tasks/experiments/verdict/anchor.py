@@ -22,7 +22,7 @@ from infra.records import ExperimentRecord, Plan, PlannedMetric, Verdict
 from tasks.experiments.counting.totals import ArmTotals
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
-from tasks.experiments.verdict.decide import Look, arm_rates, numbers, result_of, too_small, weights_of
+from tasks.experiments.verdict.decide import Look, numbers, result_of, too_small, undecided, weights_of
 from tasks.experiments.verdict.designs import compare_rates
 from tasks.experiments.verdict.rules import Compared
 from tasks.statistics.ratios import Regression, constant_difference, weighted_fit
@@ -57,15 +57,7 @@ def verdict_of(record: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdi
         record: the comparison; its champion is the anchor, its challenger the newest champion.
         totals: of all champions; `later` and `immediate` are the newest champion's part.
     """
-    verdict = Verdict(
-        verdict="undecided",
-        reason="",
-        requests=totals.requests,
-        users=totals.counts,
-        acceptance=arm_rates(totals, "accepted"),
-        kept=arm_rates(totals, "characters"),
-        saved=arm_rates(totals, "saved"),
-    )
+    verdict = undecided(totals)
     named = f"version {record.challenger} beside the anchor, version {record.champion}"
     if found := breach(plan, totals):
         reason = f"{named}: {found.reason}"

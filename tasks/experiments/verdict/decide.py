@@ -99,16 +99,7 @@ def weights_of(metrics: Sequence[PlannedMetric]) -> np.ndarray:
 def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> Verdict:
     """Return the verdict on the totals so far. Anything missing or broken never promotes."""
     end, checks = planned_end(experiment, plan, totals, now), run_checks(totals, experiment.share, plan)
-    verdict = Verdict(
-        verdict="undecided",
-        reason="",
-        requests=totals.requests,
-        users=totals.counts,
-        acceptance=arm_rates(totals, "accepted"),
-        kept=arm_rates(totals, "characters"),
-        saved=arm_rates(totals, "saved"),
-        checks=checks,
-    )
+    verdict = undecided(totals).model_copy(update={"checks": checks})
     if sure := breach(plan, totals):
         return verdict.model_copy(update={"verdict": "breach", "reason": sure.reason, "breached": sure.metric})
     if broken := [check.reason for check in checks if check.state == "broken"]:
@@ -275,6 +266,19 @@ def _mean(totals: ArmTotals, metric: PlannedMetric, arm: Arm) -> float:
     if metric.per == "user":
         return float(sums["requests"].sum() / max(np.count_nonzero(sums["requests"]), 1))
     return float(sums[metric.name].sum() / max(sums[metric.per].sum(), 1e-9))
+
+
+def undecided(totals: ArmTotals) -> Verdict:
+    """Return a verdict with the figures that people see of both arms, and no decision yet."""
+    return Verdict(
+        verdict="undecided",
+        reason="",
+        requests=totals.requests,
+        users=totals.counts,
+        acceptance=arm_rates(totals, "accepted"),
+        kept=arm_rates(totals, "characters"),
+        saved=arm_rates(totals, "saved"),
+    )
 
 
 def arm_rates(totals: ArmTotals, name: str) -> dict[Arm, Rate]:
