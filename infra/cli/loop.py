@@ -10,8 +10,8 @@ from infra.cli import errors
 from infra.cli.app import LOOP, Json, app, command, make, print_json
 
 if TYPE_CHECKING:
-    from infra.settings import Settings
     from infra.stack.flow_runs import Ended
+    from infra.storage.store import ObjectStore
 
 Version = Annotated[str, typer.Argument(metavar="[VERSION]", show_default=False)]
 Reason = Annotated[str, typer.Option(help="why; a version that failed or was rolled back is promoted only with one")]
@@ -65,8 +65,9 @@ def cycle(
     from infra.storage.store import ObjectStore
 
     loaded = settings.load()
-    ended = flow_runs.run(loaded, "cycle", {}, _progress(loaded) if watch else None)
-    noted = loop_runs.read(ObjectStore.connect(loaded.store)).get("cycle")
+    store = ObjectStore.connect(loaded.store)
+    ended = flow_runs.run(loaded, "cycle", {}, _progress(store) if watch else None)
+    noted = loop_runs.read(store).get("cycle")
     if noted and noted.run == ended.run and noted.ended:
         ended = replace(ended, state=noted.state, message=noted.message)
     code = report(ended, as_json)
@@ -78,14 +79,12 @@ TRAINED = ("registered", "refused")
 PROGRESS_SECONDS = 2.0
 
 
-def _progress(loaded: "Settings") -> Callable[[str], None]:
-    """Return what prints the step of a cycle's run, and the share of the trainer's steps that are taken."""
+def _progress(store: "ObjectStore") -> Callable[[str], None]:
+    """Return a function that prints the stage of a cycle's run and its work, where they changed, by the run's id."""
     import sys
     import time
 
-    from infra import settings
-    from infra.stack import flow_runs
-    from tasks.trainer.progress import steps_taken
+    from infra.storage import cycle_progress
 
     began, last, shown = time.monotonic(), -PROGRESS_SECONDS, ""
 
@@ -93,12 +92,10 @@ def _progress(loaded: "Settings") -> Callable[[str], None]:
         nonlocal last, shown
         if (now := time.monotonic() - began) - last < PROGRESS_SECONDS:
             return
-        last, text = now, flow_runs.current_step(loaded, identifier)
-        if text == "train" and (taken := steps_taken(settings.path(loaded.train.folder))):
-            text = f"train: step {taken[0]} of {taken[1]}"
-        if text and text != shown:
-            print(f"{now:6.0f} s  {text}", file=sys.stderr, flush=True)
-            shown = text
+        last, found = now, cycle_progress.read(store)
+        if found and found.run == identifier and (work := f"{found.stage} {found.done}") != shown:
+            print(f"{now:6.0f} s  {cycle_progress.described(found, time.time())}", file=sys.stderr, flush=True)
+            shown = work
 
     return watch
 

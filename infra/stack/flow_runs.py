@@ -120,11 +120,3 @@ def link(settings: Settings, run: str) -> str:
     """Return the address of a run's page."""
     page = settings.orchestration.page or settings.orchestration.api.removesuffix("/api")
     return f"{page.rstrip('/')}/runs/flow-run/{run}"
-
-
-def current_step(settings: Settings, run: str) -> str:
-    """Return the name of the step that a run executes now; empty between two."""
-    query = {"flow_runs": {"id": {"any_": [run]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
-    with prefect_api.connect(settings) as prefect:
-        found = prefect.post("task_runs/filter", json=query).raise_for_status().json()
-    return str(found[0]["name"]).rpartition("-")[0] if found else ""
