@@ -13,7 +13,7 @@ from infra.storage import moves as log
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.stages.states import state_of
-from tests.tasks.experiments.test_manual import REJECTED, start_test, states, world
+from tests.tasks.experiments.test_manual import AT_ONCE, REJECTED, cycle, start_test, states, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, decision
 
 PROMOTED = Verdict(verdict="promote", reason="accepted more")
@@ -221,7 +221,7 @@ CHANGES = {
 """By name: the actions before, and an action of one move."""
 
 
-@pytest.mark.parametrize("writes", (*range(1, 10), 60))
+@pytest.mark.parametrize("writes", range(1, 10))
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_move_killed_before_the_registry_shows_it_is_completed_once_by_the_next_run(name: str, writes: int) -> None:
     def before() -> tuple[MemoryStore, MemoryRegistry]:
@@ -229,6 +229,8 @@ def test_a_move_killed_before_the_registry_shows_it_is_completed_once_by_the_nex
         moves.catch_up(store, registry.client, NOW)
         for action in CHANGES[name][0]:
             ACTIONS[action](store, registry, "2", NOW + 1)
+        if name == "open":  # the plan counts the hours of its traffic before anything moves
+            release.propose(store, AT_ONCE, cycle("2"), "2", "1", NOW + 9)
         return store, registry
 
     undisturbed, expected = before()
@@ -240,8 +242,7 @@ def test_a_move_killed_before_the_registry_shows_it_is_completed_once_by_the_nex
         CHANGES[name][1](store, registry)
     registry.writes_left = 10**9
     written = log.newest_number(store) > length
-    unplanned = name == "open" and not list(store.keys("experiments/"))  # it counts the hours of its traffic first
-    assert written or unplanned, "the log is written first; a test has its record by then"
+    assert written or (name == "open" and writes == 1), "the log is written first; a test has its record by then"
     assert [moves.catch_up(store, registry.client, NOW + 20 + run) for run in range(2)] == [[], []]
     if written:
         assert store.objects == undisturbed.objects
