@@ -24,7 +24,10 @@ from tests.tasks.trainer import models
 CYCLE = "endless"
 """Not the form of a cycle's name, so the loop does not complete it."""
 TRAIN_SECONDS, STOP_SECONDS, END_SECONDS = 240, 30, 90
-ENDLESS = {"surrogate_weight": 1.0, "epochs": 100_000, "learning_rate": 1e-9}
+ENDLESS = {
+    **{"actions": ("written", "served"), "surrogate_weight": 1.0},
+    **{"max_kl": 0.0, "epochs": 100_000, "learning_rate": 1e-9},
+}
 MANIFEST = {
     **{"created": 0, "champion": "1", "parent": "1", "since": 0, "until": 0},
     **{"completions": (), "feedback": (), "buckets": {}, "requests": 0},
