@@ -8,12 +8,15 @@ import hashlib
 import hmac
 import re
 import unicodedata
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 HASH = re.compile(r"[0-9a-f]{32}")
 MAX_CHARACTERS = 256
 """Of a user's name. OpenID Connect allows a subject of 255."""
 NAME_RULE = f"a name of at most {MAX_CHARACTERS} characters, without control characters"
+MAX_REMEMBERED = 4_096
+"""Hashes that are kept in memory, of the names that came last."""
 PERCENT_ENCODED = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 REFUSED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Unicode's control characters, line and paragraph separators, and lone surrogates: categories Cc, Zl, Zp and Cs."""
@@ -28,7 +31,10 @@ def user_name(given: str) -> str:
     Raises:
         ValueError: the name is too long, or has a control character.
     """
-    name = unicodedata.normalize("NFC", _percent_decoded(given)).strip()
+    if given.isascii() and given.isprintable() and "%" not in given:
+        name = given.strip()  # as most are: the rest would leave it as it is
+    else:
+        name = unicodedata.normalize("NFC", _percent_decoded(given)).strip()
     if len(name) > MAX_CHARACTERS:
         raise ValueError(f"expected {NAME_RULE}, got {len(name)} characters, {name[:40]!r}...")
     if REFUSED.search(name):
@@ -49,6 +55,7 @@ def user_hash(secret: bytes, name: str) -> str:
     return keyed_hash(secret, user_name(name))
 
 
+@lru_cache(MAX_REMEMBERED)
 def keyed_hash(secret: bytes, text: str) -> str:
     """Return a keyed hash of a text as 32 hex digits."""
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:32]

@@ -84,7 +84,9 @@ async def _until_served(run: developers.RunSettings, code: Code, versions: set[s
         if not trial.dropped:
             return
         await asyncio.sleep(1.0)
-    raise RuntimeError(f"serving: versions {sorted(versions)} are not served after {SWAP_SECONDS:.0f} s; next: `tabloop logs serving`")
+    raise RuntimeError(
+        f"serving: versions {sorted(versions)} are not served after {SWAP_SECONDS:.0f} s; next: `tabloop logs serving`"
+    )
 
 
 def calibration(

@@ -15,6 +15,8 @@ from infra.settings import LOOPBACK
 
 HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]*)?")
 """A Host header in lower case. urllib.parse.urlsplit would also take localhost[::1]."""
+READ = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
+"""Headers that decide."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
     """
     values: dict[bytes, list[str]] = {}
     for name, value in headers:
-        values.setdefault(name, []).append(value.decode("latin-1").lower())
+        if name in READ:
+            values.setdefault(name, []).append(value.decode("latin-1").lower())
     hosts = values.get(b"host", [])
     host = host_name(hosts[0]) if len(hosts) == 1 else ""
     if not host or (host not in names and not _same_address(host, reached)):

@@ -95,6 +95,8 @@ class Redactor:
 
 def _with_lines(texts: Texts) -> Texts:
     """Return texts of the same lengths in which LF stands for each CR that ends a line: the patterns know LF and CRLF."""
+    if not any("\r" in text for text in (texts.prefix, texts.suffix, *texts.middles)):
+        return texts
     prefix, suffix, *middles = (
         "\r\n".join(part.replace("\r", "\n") for part in text.split("\r\n"))
         for text in (texts.prefix, texts.suffix, *texts.middles)

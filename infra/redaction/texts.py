@@ -39,6 +39,8 @@ class Texts:
 
     def within_margins(self) -> "Texts":
         """Return the texts without their margins."""
+        if self.margins == (0, 0):
+            return self
         before, after = self.margins
         return replace(self, prefix=self.prefix[before:], suffix=self.suffix[: len(self.suffix) - after], margins=(0, 0))
 
@@ -53,6 +55,8 @@ class Kept:
     def cut(self, texts: Texts) -> Texts:
         """Return the part of the texts that is kept, with its margins."""
         start = max(0, len(texts.prefix) - self.prefix) // CUT_STEP * CUT_STEP
+        if start == 0 and len(texts.suffix) <= self.suffix:
+            return texts
         before, end = min(start, MARGIN), min(len(texts.suffix), self.suffix)
         suffix = texts.suffix[: end + MARGIN]
         return replace(texts, prefix=texts.prefix[start - before :], suffix=suffix, margins=(before, len(suffix) - end))

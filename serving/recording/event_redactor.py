@@ -23,14 +23,10 @@ class EventRedactor:
         self.long_texts = long_texts
         self._kept = kept
 
-    def is_long(self, row: Completion | Feedback) -> bool:
-        """Return whether redacting the event would delay other requests."""
-        return _is_long(self._kept.cut(texts_of(row)))
-
-    def redact(self, row: Event) -> Event:
-        """Return a short event without secrets."""
+    def redact(self, row: Event) -> Event | None:
+        """Return a short event without secrets; None for a long one, whose redaction here would delay other requests."""
         texts = self._kept.cut(texts_of(row))
-        return with_texts(row, texts.within_margins(), self.redactor.redact(texts))
+        return None if _is_long(texts) else with_texts(row, texts.within_margins(), self.redactor.redact(texts))
 
     async def redact_long(self, row: Event) -> Event:
         """Return a long event without secrets. Raises RedactionFailed or TooManyTexts."""

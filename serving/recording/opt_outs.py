@@ -49,6 +49,8 @@ class OptOuts:
 
     def hold(self, event: Feedback, *, opted_out: bool) -> bool:
         """Return whether an event is opted out, by itself or by its request; then its ids are remembered too."""
+        if not (opted_out or self._ids or self._places):
+            return False
         who = (event.project, event.user)
         ids = (event.completion_id, event.client_id)
         known = any(hashed in self._ids for hashed in self._hashed_ids(who, ids))

@@ -49,8 +49,8 @@ class Recorder:
         self.answers.ended(self.served.ended(row))
         if row.opted_out:
             self._write(without_text(row))
-        elif not self._redactor.is_long(row):
-            self._write(self._redactor.redact(row))
+        elif (redacted := self._redactor.redact(row)) is not None:
+            self._write(redacted)
         else:
             task = asyncio.create_task(self._write_long(row))
             self._writing.add(task)
@@ -85,13 +85,8 @@ class Recorder:
             OSError: the event cannot be written, or too many long texts of its credential wait (TooManyTexts).
         """
         held = self.opt_outs.hold(row, opted_out=opted_out)
-        if held:
-            written = without_text(row)
-        elif self._redactor.is_long(row):
-            written = await self._redactor.redact_long(row)
-        else:
-            written = self._redactor.redact(row)
-        await self.spool.append(written)
+        written = without_text(row) if held else self._redactor.redact(row)
+        await self.spool.append(written if written is not None else await self._redactor.redact_long(row))
         if not held:
             self.answers.add(row)
         self.metrics.feedback_received(row)

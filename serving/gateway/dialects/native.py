@@ -65,7 +65,7 @@ def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
             got = f", got {short(body[name])}" if name in event.odd else ""
             raise BadRequest(f"{name}: required with outcome {outcome}: {why}{got}; {HINT}", name, 422)
     changed = {"outcome": outcome, "retained": event.retained or "", "language": language(name=event.language), "odd": event.odd}
-    return FeedbackEvent(event.completion_id, **{**event.model_dump(), **changed})
+    return FeedbackEvent(event.completion_id, **{**vars(event), **changed})
 
 
 def _check_settled(event: NativeEvent) -> None:

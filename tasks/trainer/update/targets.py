@@ -39,7 +39,7 @@ def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sa
         raise HarmfulUpdate(
             f"nothing teaches: actions = {list(options.actions)}, surrogate_weight = {options.surrogate_weight:g}, "
             f"settled_weight = {options.settled_weight:g}, {settled} of {len(samples)} samples with a settled "
-            f"text, advantage = 0 for each of {len(samples)} samples (rewards {rewards[:3]}), expected one or the other; wait for "
+            f"text, advantage = 0 for each of {len(samples)} samples (rewards {rewards[:3]}), expected either; wait for "
             "settled text (collect.hindsight) or for accepts and rejections, or raise a weight"
         )
     return taught

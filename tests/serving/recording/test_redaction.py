@@ -95,13 +95,14 @@ async def test_a_completion_with_a_secret_has_no_tokens_and_one_without_stays(re
     redactor = recording.recorder._redactor
     assert redactor.redact(clean) == clean
     found = redactor.redact(completion(prefix=f'x = "{TOKEN}"\n'))
-    assert found.redacted and found.prompt_token_ids == found.token_ids == found.logprobs == found.token_ends == ()
+    assert found and found.redacted and found.prompt_token_ids == found.token_ids == found.logprobs == found.token_ends == ()
 
 
 async def test_the_kind_of_file_that_the_client_names_counts(recording: Recording) -> None:
     row = completion(prefix="def connect():\n    # see the manual\n    return open(host)\n    password: sunshine9\n", suffix="")
     redactor = recording.recorder._redactor
-    assert not redactor.redact(row).redacted and redactor.redact(row.model_copy(update={"language": "yaml"})).redacted
+    in_code, in_settings = redactor.redact(row), redactor.redact(row.model_copy(update={"language": "yaml"}))
+    assert in_code and in_settings and not in_code.redacted and in_settings.redacted
 
 
 @pytest.mark.parametrize(
