@@ -75,8 +75,8 @@ class StepMetrics(BaseModel):
     context_loss: float | None = None
     """Mean language-model loss on prompt tokens, in nats; none where it has no weight."""
     kl: float | None = None
-    """Estimate of KL(anchor || policy) per token, (r - 1) - ln r of the ratio r (Schulman 2020, "Approximating KL divergence",
-    k3)."""
+    """Estimate of the KL divergence of policy and anchor per token, (ln r)^2 / 2 of the ratio r (Schulman 2020, "Approximating KL
+    divergence", k2); `max_kl` bounds its mean over the latest tokens."""
     reference_kl: float | None = None
     """Estimate of KL(policy || reference) per token; none where it has no weight."""
     entropy: float | None = None

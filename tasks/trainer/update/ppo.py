@@ -122,7 +122,7 @@ def update(
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     places, settled = places_of(samples), uses_written_text(job)
     _check_minibatch(job, len(places), ranks)
-    result = UpdateResult()
+    result, drift = UpdateResult(), safety.Drift(job.max_kl)
     context = job.context_tokens if job.context_weight else 0
     steps = list(minibatches(len(places), job.minibatch, job.epochs, job.seed))
 
@@ -142,12 +142,12 @@ def update(
             result.note(f"step {number} refused: {reason}")
             continue
         totals = accumulated(step)
-        if drift := safety.drift(totals, job.max_kl):
+        if exceeded := drift.exceeded(totals):
             scale.drop_gradient()
             samples = [without(sample, sampled=True, settled=False) for sample in samples]
             goes_on = any(_teaches(sample, settled) for sample in samples)
             rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
-            result.note(f"step {number} and on: {drift}, {rest}")
+            result.note(f"step {number} and on: {exceeded}, {rest}")
             if not goes_on:
                 break
             if len(step := taught_at(numbers)) < ranks:

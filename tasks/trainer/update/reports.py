@@ -25,7 +25,7 @@ class Sums(NamedTuple, Generic[Value]):
     clipped: Value
     """Tokens where the clip is active."""
     kl: Value
-    """k3 estimate of KL(anchor || policy)."""
+    """k2 estimate of the KL divergence of policy and anchor."""
     bounded: Value
     """Tokens whose importance weight met its bound."""
     settled: Value

@@ -1,11 +1,15 @@
 """Checks that refuse an update or a step, with the reason; pure functions. A refusal leaves the weights unchanged."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from infra.records import Sample
 from tasks.trainer.update.reports import Totals
+
+DRIFT_TOKENS = 1_024
+"""Fewest sampled tokens over which the drift is measured, where the update has had as many."""
 
 
 class HarmfulUpdate(ValueError):
@@ -75,10 +79,28 @@ def empty_refusal(samples: Sequence[Sample], places: int, ranks: int) -> str | N
     return f"advantage = 0 for each of its {len(samples)} samples"
 
 
-def drift(totals: Totals, bound: float) -> str | None:
-    """Return how far the policy has drifted, if that is above the bound in nats per token; 0: no bound."""
-    kl = totals.sums.kl / max(totals.sums.tokens, 1)
-    return f"KL {kl:.4g} a token is above max_kl = {bound}" if bound and kl > bound else None
+class Drift:
+    """How far the policy has drifted, as the mean over the latest steps with at least DRIFT_TOKENS sampled tokens.
+
+    A step of a small update has some tens of sampled tokens, of which a few would decide.
+    """
+
+    def __init__(self, bound: float) -> None:
+        """Make a bound, in nats per token; 0: no bound."""
+        self._bound = bound
+        self._steps: deque[tuple[float, float]] = deque()
+        """Sum of the divergences, and tokens, of each step."""
+
+    def exceeded(self, totals: Totals) -> str | None:
+        """Return how far the policy has drifted by a further step with sampled tokens, if that is above the bound."""
+        if not totals.sums.tokens:
+            return None
+        self._steps.append((totals.sums.kl, totals.sums.tokens))
+        while sum(tokens for _, tokens in self._steps) - self._steps[0][1] >= DRIFT_TOKENS:
+            self._steps.popleft()
+        kl, tokens = (sum(part) for part in zip(*self._steps, strict=True))
+        mean = kl / tokens
+        return f"KL {mean:.4g} a token is above max_kl = {self._bound}" if self._bound and mean > self._bound else None
 
 
 def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:

@@ -7,7 +7,7 @@ import torch
 
 from infra.records import Sample
 from tasks.trainer.update.reports import Sums, Totals
-from tasks.trainer.update.safety import HarmfulUpdate, agreement, check_agreement, drift, empty_refusal, step_refusal
+from tasks.trainer.update.safety import Drift, HarmfulUpdate, agreement, check_agreement, empty_refusal, step_refusal
 
 
 def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -> Sample:
@@ -49,9 +49,21 @@ def test_a_step_of_samples_without_an_advantage_is_refused():
 
 
 def test_drift_is_bounded_per_token() -> None:
-    assert drift(totals([0.0], kl=3.0, tokens=10.0), 0.31) is None
-    assert drift(totals([0.0], kl=3.0, tokens=10.0), 0.29) == "KL 0.3 a token is above max_kl = 0.29"
-    assert drift(totals([0.0], kl=3.0, tokens=10.0), 0.0) is None
+    step = totals([0.0], kl=3.0, tokens=10.0)
+    assert Drift(0.31).exceeded(step) is None
+    assert Drift(0.29).exceeded(step) == "KL 0.3 a token is above max_kl = 0.29"
+    assert Drift(0.0).exceeded(step) is None
+
+
+def test_drift_is_that_of_the_latest_thousand_tokens() -> None:
+    calm, few_odd_tokens = totals([0.0], kl=1.0, tokens=100.0), totals([0.0], kl=60.0, tokens=5.0)
+    small = Drift(0.5)
+    assert [small.exceeded(step) for step in (*[calm] * 11, few_odd_tokens)] == [None] * 12, "a few tokens do not decide"
+    assert small.exceeded(totals([0.0], kl=900.0, tokens=100.0)), "but a step that drifted far does"
+    late = Drift(0.5)
+    assert [late.exceeded(calm) for _ in range(50)] == [None] * 50
+    drifted = [late.exceeded(totals([0.0], kl=60.0, tokens=100.0)) for _ in range(11)]
+    assert drifted[:9] == [None] * 9 and drifted[10], "what came before the latest tokens counts no more"
 
 
 def totals(log_ratio: list[float], **changes: float) -> Totals:
