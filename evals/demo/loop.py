@@ -179,8 +179,8 @@ class Loop:
                     if (now := task.strip(" ()")) != step:
                         step, began = now, time.monotonic()
                     seconds, done = time.monotonic() - began, trained(self.work) if step == "train" else None
-                    if seconds > USUAL_SECONDS.get(step, math.inf) and done is None:
-                        part.rename(f"{name} ({step}, longer than usual)")
+                    if done is None and (step == "train" or seconds > USUAL_SECONDS.get(step, math.inf)):
+                        part.rename(f"{name} ({step}, {'before its first step' if step == 'train' else 'longer than usual'})")
                     part.at(max(part.done, done_in(step, seconds, done)))
         finally:
             self.traffic.quiet = False

@@ -246,6 +246,7 @@ def follow(
             if watcher:
                 watcher.join()
             end_group(process)
+            process.stdout.close()
     if reasons:
         raise TrainingFailed(f"trainer: ended, because {reasons[0]}")
     if code:
