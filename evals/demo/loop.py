@@ -181,7 +181,8 @@ class Loop:
                     seconds, done = time.monotonic() - began, trained(self.work) if step == "train" else None
                     if done is None and (step == "train" or seconds > USUAL_SECONDS.get(step, math.inf)):
                         part.rename(f"{name} ({step}, {'before its first step' if step == 'train' else 'longer than usual'})")
-                    part.at(max(part.done, done_in(step, seconds, done)))
+                    # An update counts by its steps alone: what precedes the first one may take as long as half of them.
+                    part.at(max(part.done, done_in(step, 0.0 if step == "train" else seconds, done)))
         finally:
             self.traffic.quiet = False
         return run
