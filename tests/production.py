@@ -74,7 +74,7 @@ class Production:
         """Start a command without waiting for it.
 
         Args:
-            part: the part of the local stack whose check tells that it is ready; its own command is not used.
+            part: the part of the local stack whose check shows that it is ready; its own command is not used.
             command: for a shell.
         """
         settings = self.settings

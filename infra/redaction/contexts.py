@@ -67,7 +67,7 @@ SPEC = compile_bytes(
     ignore_case=True,
 )
 """Defaults of settings, and the input that a shell pipes to a program that reads a password."""
-TOLD = compile_bytes(
+STATED = compile_bytes(
     r"(?:(?:password|passphrase|pwd|pin|api key|token|secret)[ \t]+(?:is|was)|identified[ \t]+by)[: \t]+"
     r"[\"'`]?([^\s\"'`(){}<>]{8,64})",
     ignore_case=True,
@@ -115,8 +115,8 @@ def spans(data: bytes) -> Iterator[Span]:
         (PAIRS, is_chosen),
         (SPEC, is_password),
         (FIELD, is_secret),
-        (TOLD, _is_told),
-        (LINE_OF_TWO, _is_told),
+        (STATED, _is_stated),
+        (LINE_OF_TWO, _is_stated),
     ):
         for match in pattern.finditer(data):
             if is_one(match.group(match.lastindex)[:JUDGED]):
@@ -170,7 +170,7 @@ def _cell(data: bytes, match: "re2._Match") -> Iterator[Span]:
             yield cell.span(1)
 
 
-def _is_told(value: bytes) -> bool:
+def _is_stated(value: bytes) -> bool:
     stated = value.rstrip(b".,;:!?")
     return is_chosen(stated) and not ALGORITHM.search(stated) and not is_code(stated)
 

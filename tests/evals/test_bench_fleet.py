@@ -115,7 +115,7 @@ def test_a_killed_database_keeps_what_it_acknowledged(tmp_path: Path) -> None:
             database.query("made_up", "SELECT * FROM missing")
 
 
-def test_a_server_that_ends_while_starting_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_server_that_ends_while_starting_is_reported_with_its_log(tmp_path: Path) -> None:
     command = (sys.executable, "-c", "raise SystemExit('no port')")
     server = Server("made-up", command, {}, tmp_path / "log", lambda: False)
     server.start()

@@ -45,7 +45,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "COMPLETED", "name": "Pending", "message": "run again"}, 3, "Pending: run again"),
     ],
 )
-def test_a_run_is_started_and_its_end_is_told(end: dict, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_started_and_its_end_is_reported(end: dict, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[dict] = []
     client = prefect([{"type": "SCHEDULED", "name": "Scheduled"}, {"type": "RUNNING", "name": "Running"}, end], asked)
     run = command.start(client, "promote", {"version": "3", "dry_run": False})

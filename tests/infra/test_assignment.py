@@ -29,4 +29,4 @@ def test_in_a_crossover_the_arm_lasts_for_a_block_and_the_next_is_drawn_anew() -
     assert first == within
     assert abs(sum(first) / len(USERS) - 0.3) < 0.04
     both = sum(a and b for a, b in zip(first, second, strict=True)) / len(USERS)
-    assert abs(both - 0.09) < 0.03, "one block tells nothing of the next"
+    assert abs(both - 0.09) < 0.03, "the next block is independent of this one"

@@ -97,7 +97,7 @@ def test_lines_over_time_lie_where_their_values_are_and_their_names_stand_apart(
     first, second, third = of_kind(svg, "dot")
     assert second.get("cx") == third.get("cx") and float(first.get("cx") or 0) < float(second.get("cx") or 0)
     assert float(third.get("cy") or 0) < float(second.get("cy") or 0), "0.41 is above 0.4"
-    assert len(of_kind(svg, "interval")) == 2 and "second" in (third.get("class") or ""), "told apart by more than colour"
+    assert len(of_kind(svg, "interval")) == 2 and "second" in (third.get("class") or ""), "lines differ by more than colour"
     heights = [float(text.get("y") or 0) for text in parsed(svg).iter("text") if (text.text or "").startswith("v")]
     assert abs(heights[0] - heights[1]) >= time_charts.LINE_HEIGHT - 0.1
 

@@ -27,7 +27,7 @@ def test_there_are_at_least_eighty_kinds_in_six_forms() -> None:
 
 @pytest.mark.parametrize("kind", MADE)
 def test_a_secret_stays_in_no_form_of_file(kind: str) -> None:
-    """Whether the client names the kind of file, or the text alone tells it."""
+    """Whether the client names the kind of file, or only the text shows it."""
     for _, form, ending, text, secret in MADE[kind]:
         for language in (ending, ""):
             redacted = REDACTOR.text(text, language)
@@ -46,19 +46,19 @@ def test_a_secret_stays_in_no_document_whatever_ends_its_lines(kind: str) -> Non
     case=st.sampled_from([row for rows in MADE.values() for row in rows]),
     first=st.integers(0, 10_000),
     second=st.integers(0, 10_000),
-    told=st.booleans(),
+    named=st.booleans(),
     other=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_part_of_a_secret_across_the_cursor_stays(
-    case: tuple[str, str, str, str, str], first: int, second: int, told: bool, other: bool
+    case: tuple[str, str, str, str, str], first: int, second: int, named: bool, other: bool
 ) -> None:
     """Its first part is in the prefix, the rest in the completion and the suffix; or the completion is other code."""
     _, _, ending, text, secret = case
     begin = text.index(secret) if secret in text else text.index(secret[:4])
     cuts = sorted(begin + cut % (len(secret) + 1) for cut in (first, first if other else second))
     middle = "f(x)" if other else text[cuts[0] : cuts[1]]
-    texts = Texts(text[: cuts[0]], (middle,), text[cuts[1] :], ending if told else "")
+    texts = Texts(text[: cuts[0]], (middle,), text[cuts[1] :], ending if named else "")
     redacted = REDACTOR.redact(texts)
     parts = (redacted.prefix, *(() if other else redacted.middles), redacted.suffix)
     assert not any(stays(secret, part) for part in parts), redacted

@@ -67,7 +67,7 @@ async def test_own_clients_come_in(http: httpx.AsyncClient, app: App, sent: dict
 @pytest.mark.parametrize(
     "sent", ["", "Basic", "Basic é", basic("tabloop:secre"), basic("other:secret"), "Bearer tabloop:secret", "Bearer "], ids=repr
 )
-async def test_without_the_credential_nothing_is_told(http: httpx.AsyncClient, app: App, sent: str) -> None:
+async def test_without_the_credential_nothing_is_shown(http: httpx.AsyncClient, app: App, sent: str) -> None:
     for path in ("/", "/health", "/api/health", "/static/x.js"):
         answer = await http.get(path, headers={b"Authorization": sent.encode()})
         assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Basic ")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.stack
 FOREIGN = ("http://evil.example", "http://127.0.0.1:3000", "https://localhost", "null")
 HOSTS = ("rebound.example", "rebound.example:{port}", "127.0.0.1.evil.example:{port}", "evil.example@127.0.0.1:{port}")
 PUBLIC = {("completions", "/ready"), ("feedback", "/health"), ("feedback", "/ready")}
-"""What a supervisor may ask without a credential; it tells no more than whether the server works."""
+"""What a supervisor may ask without a credential; the answers show only whether the server works."""
 EMPTY = ("engine-0", "/health"), ("engine-1", "/health"), ("engine-2", "/health")
 """As PUBLIC, with an empty answer."""
 
@@ -76,7 +76,7 @@ def test_a_page_whose_name_points_at_this_machine_reads_nothing(targets: list[At
             assert status in (400, 403), (target, host, body)
 
 
-def test_without_a_credential_no_port_tells_anything(targets: list[Attack]) -> None:
+def test_without_a_credential_no_port_shows_anything(targets: list[Attack]) -> None:
     for target in targets:
         status, _, body = attacks.send(target, {})
         if (target.part, target.path) in EMPTY:

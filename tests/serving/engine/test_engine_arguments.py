@@ -67,7 +67,7 @@ def test_an_engine_behind_a_services_name_listens_on_an_address_of_its_machine()
     assert slot_address(bound, 1).port == 80
 
 
-def test_a_taken_port_is_told_before_the_engine_is_built() -> None:
+def test_a_taken_port_is_reported_before_the_engine_is_built() -> None:
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", 0))
         owner.listen()

@@ -1,4 +1,4 @@
-"""Ordinary clients are not told which version or arm served them."""
+"""Responses to ordinary clients do not show which version or arm served them."""
 
 import json
 from pathlib import Path
@@ -31,19 +31,19 @@ async def test_the_answers_of_both_arms_look_alike(tmp_path: Path, tokenizer: To
             headers = {"Authorization": f"Bearer {TOKEN}", "X-User-ID": f"user{number}"}
             answer = await house.client.post(house.urls[0] + path, json=body, headers=headers)
             assert answer.status_code == 200
-            told = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length")}
+            shown = {name: value for name, value in answer.headers.items() if name not in ("date", "content-length")}
             settings = [line for line in answer.text.replace(" ", "").split('"') if line == "temperature"]
-            seen.setdefault(house.rows("completions")[-1].arm, set()).add(json.dumps([told, settings]))
+            seen.setdefault(house.rows("completions")[-1].arm, set()).add(json.dumps([shown, settings]))
         assert set(seen) == {"champion", "challenger"} and len(set.union(*seen.values())) == 1
 
 
-@pytest.mark.parametrize(("token", "told"), [(EDITOR, False), (TOKEN, False), (SIMULATION, True)])
-async def test_a_token_with_the_role_versions_is_told_the_version(house: House, token: str, told: bool) -> None:
+@pytest.mark.parametrize(("token", "shown"), [(EDITOR, False), (TOKEN, False), (SIMULATION, True)])
+async def test_a_token_with_the_role_versions_sees_the_version(house: House, token: str, shown: bool) -> None:
     for path, body in REQUESTS:
         headers = {"Authorization": f"Bearer {token}"}
         answer = await house.client.post(house.urls[0] + path, json=body, headers=headers)
-        assert answer.headers.get("x-tabloop-version") == ("0" if told else None)
-        assert ('"temperature"' in answer.text) == (told and path == "/infill")
+        assert answer.headers.get("x-tabloop-version") == ("0" if shown else None)
+        assert ('"temperature"' in answer.text) == (shown and path == "/infill")
 
 
 async def test_open_routes_name_no_version(house: House) -> None:

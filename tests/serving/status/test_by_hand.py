@@ -88,7 +88,7 @@ async def test_nothing_but_an_administrators_bearer_token_moves_anything(
         ({"champion": "2"}, 409, "champion: it is 1 now, not 2: reload the page"),
     ],
 )
-async def test_a_mistake_is_told_at_once_and_asks_for_nothing(moved: House, change: dict, status: int, words: str) -> None:
+async def test_a_mistake_is_reported_at_once_and_asks_for_nothing(moved: House, change: dict, status: int, words: str) -> None:
     response = await ask(moved, {**BODY, **change})
     assert response.status_code == status and words in response.json()["error"]["message"]
     assert requests(moved) == []

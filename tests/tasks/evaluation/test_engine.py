@@ -112,7 +112,7 @@ async def test_an_engine_without_the_flows_disk_fetches_what_it_completes_with(t
 
 
 @pytest.mark.parametrize("fault", ["down", "token", "swapped", "does not fit"])
-async def test_what_goes_wrong_is_told_apart(engine: FakeEngine, tmp_path: Path, fault: str) -> None:
+async def test_each_fault_has_an_error_of_its_own(engine: FakeEngine, tmp_path: Path, fault: str) -> None:
     folder = fake_models.write(tmp_path / "a", "weights")
     engine.up, engine.delay = fault != "down", 0.1
     settings = own(engine, "another" if fault == "token" else ENGINE_TOKEN)

@@ -116,7 +116,7 @@ def test_what_is_hidden_has_none(fields: dict[str, Any], why: str) -> None:
     assert text_of(asked(**fields), behind()) == (None, None, why)
 
 
-def test_a_changed_line_above_the_cursor_is_told_from_a_place_out_of_sight() -> None:
+def test_a_changed_line_above_the_cursor_differs_from_a_place_out_of_sight() -> None:
     elsewhere = "\n".join(f"line_{n} = {n}" for n in range(9)) + "\n"
     assert text_of(asked(), behind(), behind("e", 40, prefix=elsewhere))[0] == TEXT, "the later window shows other lines"
     above = completion("e", time=NOW + 40, user="u", prefix=HEAD, suffix="    changed = 1\n" + END)
