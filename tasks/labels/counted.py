@@ -247,15 +247,17 @@ class Making:
         return {kind: self.listing.holders(kind, needed.filter(kind=kind)["key"].to_list()) for kind in KINDS}
 
     def _made(self, begin: float, end: float, why: str, *, known: bool) -> Made:
-        """Return how the requests of a time are made. Where `known`, new objects count as known, and older ones beside them."""
+        """Return how the requests of a time are made. Where `known`, new objects count as known, and older ones beside them; not
+        those with later rows, whose events the later hours keep."""
         low, high = begin - self.reader.reach, end + self.reader.reach
         needed = self.index.needed(begin, end, self.reader.reach)
         digest, events = counted.digest(needed), self.index.events.filter(pl.col("time").is_between(low, high))
+        new = pl.col("key").is_in(self.found.objects["key"].implode())
         if not known:
-            new = pl.col("key").is_in(self.found.objects["key"].implode())
             return Made(Inputs(needed.with_columns(since=pl.when(~new).then("since")), events), digest, why)
         older, self.left = self.left.older(low, high, needed)
-        objects = pl.concat([needed, older.objects]).unique(["kind", "key"], maintain_order=True)
+        ended = needed.with_columns(since=pl.when(~new | (pl.col("last") <= high)).then("since"))
+        objects = pl.concat([ended, older.objects]).unique(["kind", "key"], maintain_order=True)
         return Made(Inputs(objects, pl.concat([events, older.events]).unique()), digest, why)
 
     def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made) -> None:

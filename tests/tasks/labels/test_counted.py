@@ -173,6 +173,22 @@ def test_what_a_reader_of_less_has_seen_is_looked_at_again_by_one_of_more(store:
     check(store, LATER + 2 * HOUR, NOW)
 
 
+def test_the_later_rows_of_an_object_are_known_when_their_hour_changes(store: CountingStore) -> None:
+    """An object was read for the hour of its first row, and an event of a later hour, in it, belongs to a request of that one."""
+    name = f"{NOW + 5:.0f}-a"
+    far = [
+        feedback("near", time=NOW + 60, user=ADA, prefix="", shown="", completion_id=name, client_id="far", outcome="shown"),
+        feedback("far", time=NOW + 2.5 * HOUR, user=ADA, prefix="", shown="", client_id="far", outcome="thumbs_down"),
+    ]
+    near, last = ([event] for event in far)
+    store.put_rows(f"events/feedback/{counted_folder(NOW)}/near.parquet", near)
+    store.put_rows(f"events/feedback/{counted_folder(NOW)}/far.parquet", last)
+    for hours in (1.1, 3.1, 4.1):
+        check(store, NOW + hours * HOUR, NOW)
+    store.put_rows(f"events/feedback/{counted_folder(NOW)}/again.parquet", near)
+    check(store, LATER, NOW)
+
+
 def test_a_day_takes_the_place_of_its_hours(store: CountingStore) -> None:
     at = NOW + 16 * HOUR  # midnight
     for number in range(50):
