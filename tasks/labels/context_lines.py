@@ -8,10 +8,12 @@ earlier sample of the batch has is not taken again, nor is one that a paste or a
 
 import hashlib
 from collections.abc import Iterator, Sequence, Set
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from infra.model.line_ends import first_line
 from infra.storage.store import ObjectStore
@@ -25,6 +27,8 @@ LINES = 3
 """Maximum context lines of a sample that are trained on."""
 NEAREST = 40
 """Lines above the cursor that are looked at."""
+KEYS = 65_536
+"""Latest lines whose keys are kept in memory: a user's requests show the same lines again."""
 AT_INDENTATION = 0.4
 """Share of the cursors before the first character of their line; the others are anywhere in it."""
 
@@ -42,7 +46,7 @@ def with_context_lines(
         return without_context_lines(samples)
     seen: set[bytes] = set()
     histories = Histories()
-    found: list[tuple[str, list[int], list[str]]] = []
+    ids, standing, texts = list[str](), list[list[int]](), list[list[str]]()
     # The lines around a text that settled late were taken by the cycle that trained on its request.
     fresh = samples.filter(~pl.col("settled_late")) if "settled_late" in samples.columns else samples
     for partition in partitions if fresh.height else ():
@@ -50,9 +54,17 @@ def with_context_lines(
             pasted = histories.pasted((project, user, file), prefix, suffix, written)
             if wanted:
                 cursors = pick(prefix, most, seen, pasted)
-                found.append((id, cursors, [rest_of_line(prefix, cursor) for cursor in cursors]))
-    columns: dict[str, pl.DataType] = {"id": pl.String(), "standing": pl.List(pl.Int64), "standing_text": pl.List(pl.String)}
-    return samples.join(pl.DataFrame(found, columns, orient="row"), on="id", how="left", maintain_order="left")
+                ids.append(id)
+                standing.append(cursors)
+                texts.append([rest_of_line(prefix, cursor) for cursor in cursors])
+    found = pl.DataFrame(
+        [
+            pl.Series("id", ids, pl.String),
+            pl.Series("standing", pa.array(standing, pa.large_list(pa.int64()))),
+            pl.Series("standing_text", pa.array(texts, pa.large_list(pa.large_string()))),
+        ]
+    )
+    return samples.join(found, on="id", how="left", maintain_order="left")
 
 
 def without_context_lines(samples: pl.DataFrame) -> pl.DataFrame:
@@ -67,16 +79,17 @@ def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[str] = frozenset(
     A line is known by itself and its neighbours. Which lines are taken, and where the cursor lies, depends on their text alone.
     Lines of `pasted`, without the blanks around them, are not taken.
     """
-    ends = [at for at, character in enumerate(prefix) if character == "\n"][-NEAREST - 1 :]
-    lines = []
-    for start, end in pairwise(ends):
-        line = prefix[start + 1 : end]
-        if line.strip() and line.strip() not in pasted:
-            above, below = prefix.rfind("\n", 0, start) + 1, prefix.find("\n", end + 1)
-            around = prefix[above : below if below >= 0 else len(prefix)]
-            lines.append((hashlib.sha256(around.encode(errors="replace")).digest()[:12], start + 1, line))
+    above, *lines = prefix.rsplit("\n", NEAREST + 2)
+    if len(lines) == NEAREST + 2:  # the first of these may be cut, and only stands above the others
+        above, *lines = lines
+    start = len(prefix) - sum(map(len, lines)) - len(lines) + 1
+    found = []
+    for line, below in pairwise(lines):
+        if (stripped := line.strip()) and stripped not in pasted:
+            found.append((_key(f"{above}\n{line}\n{below}"), start, line))
+        above, start = line, start + len(line) + 1
     picked: list[int] = []
-    for key, start, line in sorted(lines):
+    for key, start, line in sorted(found):
         if len(picked) < most and key not in seen:
             seen.add(key)
             picked.append(start + _column(line, key))
@@ -93,6 +106,12 @@ def places(prefix: str, suffix: str, cursors: Sequence[int]) -> Iterator[tuple[s
     for cursor in cursors:
         rest = rest_of_line(prefix, cursor)
         yield prefix[:cursor], rest, prefix[cursor + len(rest) :] + suffix
+
+
+@lru_cache(KEYS)
+def _key(lines: str) -> bytes:
+    """Return what a line is known by, of it and its neighbours."""
+    return hashlib.sha256(lines.encode(errors="replace")).digest()[:12]
 
 
 def _column(line: str, key: bytes) -> int:
