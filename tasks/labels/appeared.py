@@ -32,21 +32,21 @@ class FileHistory:
         # The first line may begin, and the last one end, where the text that was sent is cut.
         stripped = [line.strip() for line in (prefix + suffix).split("\n")[1:-1]]
         lines = [line for line in stripped if line] + ([] if suffix.strip() else [END])
-        new = [line not in self.lines for line in lines]
-        if self.lines and sum(len(line) for line, is_new in zip(lines, new, strict=True) if is_new) > most:
-            written = self._written(lines, new)
-            if sum(map(len, written)) > most:
-                self.pasted.update(written)
-        self.lines.update(lines)
-        pairs = set(pairwise(lines)) - self.pairs
-        self.pairs |= pairs
-        self.above.update(one for one, _ in pairs)
-        self.below.update(other for _, other in pairs)
+        if new := set(lines) - self.lines:
+            if self.lines and sum(len(line) for line in lines if line in new) > most:
+                written = self._written(lines, new)
+                if sum(map(len, written)) > most:
+                    self.pasted.update(written)
+            self.lines |= new
+        if pairs := set(pairwise(lines)) - self.pairs:
+            self.pairs |= pairs
+            self.above.update(one for one, _ in pairs)
+            self.below.update(other for _, other in pairs)
 
-    def _written(self, lines: list[str], new: list[bool]) -> list[str]:
+    def _written(self, lines: list[str], new: set[str]) -> list[str]:
         """Return the new lines that did not stand outside of the text that earlier requests sent."""
         written: list[str] = []
-        for is_new, run in groupby(range(len(lines)), key=lambda at: new[at]):
+        for is_new, run in groupby(range(len(lines)), key=lambda at: lines[at] in new):
             if not is_new:
                 continue
             first, *others = run

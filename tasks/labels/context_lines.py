@@ -8,7 +8,6 @@ earlier sample of the batch has is not taken again, nor is one that a paste or a
 
 import hashlib
 from collections.abc import Iterator, Sequence, Set
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +26,6 @@ LINES = 3
 """Maximum context lines of a sample that are trained on."""
 NEAREST = 40
 """Lines above the cursor that are looked at."""
-KEYS = 65_536
-"""Latest lines whose keys are kept in memory: a user's requests show the same lines again."""
 AT_INDENTATION = 0.4
 """Share of the cursors before the first character of their line; the others are anywhere in it."""
 
@@ -108,7 +105,6 @@ def places(prefix: str, suffix: str, cursors: Sequence[int]) -> Iterator[tuple[s
         yield prefix[:cursor], rest, prefix[cursor + len(rest) :] + suffix
 
 
-@lru_cache(KEYS)
 def _key(lines: str) -> bytes:
     """Return what a line is known by, of it and its neighbours."""
     return hashlib.sha256(lines.encode(errors="replace")).digest()[:12]
