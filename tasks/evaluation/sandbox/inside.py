@@ -37,6 +37,8 @@ X32 = 0x40000000
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 FIRST_UID = 1_000_000
 """User ids from here on belong to nobody; one for each sandbox, so that each has its own limit of processes."""
+EVERY_UID = 2**32 - 1
+"""User ids of a machine."""
 OWN_PROCESSES = 2
 """Processes of the sandbox itself that count against the limit of processes, unless root made it."""
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +61,13 @@ def set_attributes(path: str, flags: int, *, recursive: bool = True) -> None:
     attributes = (ctypes.c_uint64 * 4)(flags, 0, 0, 0)
     at = AT_RECURSIVE if recursive else 0
     call("syscall", MOUNT_SETATTR, AT_FDCWD, path.encode(), at, ctypes.byref(attributes), ctypes.sizeof(attributes))
+
+
+def is_root() -> bool:
+    """Return whether this process is root and may become any user. Root of a container without root's rights may not: there only
+    few users exist."""
+    with open("/proc/self/uid_map") as file:
+        return os.geteuid() == 0 and int(file.readline().split()[2]) >= EVERY_UID
 
 
 def leave_namespaces(root: bool) -> None:
@@ -170,7 +179,7 @@ def main() -> None:
     """Run the command of the specification on standard input."""
     status = int(sys.argv[1])
     os.set_inheritable(status, False)
-    spec, root = json.load(sys.stdin), os.geteuid() == 0
+    spec, root = json.load(sys.stdin), is_root()
     uid = FIRST_UID + os.getpid()
     try:
         leave_namespaces(root)

@@ -5,6 +5,7 @@ import os
 import site
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,11 @@ print(json.dumps([sys.executable, pass_at_1([PLACE, PLACE], ["x = 1", "x = 2"]).
 """
 
 
-def results(python: Path, **environment: str) -> list[str]:
-    """Return what the interpreter's own process finds of a right and a wrong completion."""
+def results(python: Path, *, within: Sequence[str] = (), **environment: str) -> list[str]:
+    """Return what the interpreter's own process finds of a right and a wrong completion; `within`: a command that starts it."""
     paths = os.pathsep.join([str(ROOT), *site.getsitepackages()])
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths, **environment}
-    done = subprocess.run([python, "-c", PROBE], env=variables, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([*within, python, "-c", PROBE], env=variables, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     executable, found = json.loads(done.stdout)
     assert Path(executable) == python
@@ -62,6 +63,23 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_environment_whose_interpreter_is_a_copy_runs_programs(copied: Path) -> None:
     assert results(copied) == ["passed", "failed"]
+
+
+CONTAINER = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+@pytest.fixture(scope="module")
+def container() -> tuple[str, ...]:
+    """A command that starts another as root of a container without root's rights."""
+    if subprocess.run([*CONTAINER, "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no container without root's rights")
+    return CONTAINER
+
+
+@pytest.mark.parametrize("before", ["", "mount -t tmpfs -o noexec tmpfs $TMPDIR && "], ids=["as it is", "no programs in /tmp"])
+def test_root_without_roots_rights_runs_programs(container: tuple[str, ...], tmp_path: Path, before: str) -> None:
+    command = (*container, f'{before}exec "$0" "$@"')
+    assert results(Path(sys.executable), within=command, TMPDIR=str(tmp_path)) == ["passed", "failed"]
 
 
 def test_an_interpreter_behind_links_runs_programs(copied: Path, tmp_path: Path) -> None:
