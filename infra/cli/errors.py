@@ -32,6 +32,8 @@ NEXT = {
     "infra.settings.sources.SettingsError": "next: correct it in the file or the environment",
     "httpx.ConnectError": "next: `tabloop status` shows the parts, `tabloop up` starts them",
     "httpx.TimeoutException": "next: `tabloop status` shows the parts and their logs",
+    "httpx.HTTPStatusError": "next: start the stack with these settings; benchmarks and simulated developers read those of "
+    "`tabloop up --settings demo.toml`",
 }
 """The next command after an error whose message does not name it."""
 
@@ -64,7 +66,7 @@ def code_of(error: Exception) -> int | None:
     if isinstance(error, Failed):
         return error.code
     names = _names(error)
-    if "httpx.TransportError" in names:
+    if "httpx.TransportError" in names or _refused(error, names):
         return NOT_READY
     return next((CODES[name] for name in names if name in CODES), None)
 
@@ -76,10 +78,17 @@ def message_of(error: Exception) -> str:
     if "httpx.TransportError" in names:
         request = getattr(error, "_request", None)
         text = f"no answer from {request.url}: {text}" if request else text
+    elif _refused(error, names):
+        text = f"{error.request.url} refuses the password of the settings that this command reads"  # type: ignore[attr-defined]
     elif "infra.settings.sources.SettingsError" in names and text.count("\n") == 1:
         text = text.replace(":\n  ", ": ", 1)
     following = next((NEXT[name] for name in names if name in NEXT), "")
     return f"{text}\n  {following}" if following and "\n" in text else f"{text}; {following}" if following else text
+
+
+def _refused(error: Exception, names: list[str]) -> bool:
+    """Return whether a server refused the credentials."""
+    return "httpx.HTTPStatusError" in names and error.response.status_code in (401, 403)  # type: ignore[attr-defined]
 
 
 def discard_output() -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 
@@ -166,6 +167,16 @@ def test_a_server_that_does_not_answer_is_named(
     assert cli.main(with_arguments(tuple(command.split()))) == errors.NOT_READY
     error = capsys.readouterr().err
     assert "127.0.0.1:9" in error and "tabloop" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, errors.NOT_READY), (403, errors.NOT_READY), (500, None)])
+def test_a_stack_of_other_settings_is_named(status: int, code: int | None) -> None:
+    request = httpx.Request("POST", "http://127.0.0.1:4200/api/deployments/filter")
+    error = httpx.HTTPStatusError(f"HTTP {status}", request=request, response=httpx.Response(status, request=request))
+    assert errors.code_of(error) == code
+    if code is not None:
+        message = errors.message_of(error)
+        assert message.startswith(f"{request.url} refuses the password") and "tabloop up --settings demo.toml" in message
 
 
 def test_a_reader_that_goes_is_no_error() -> None:
