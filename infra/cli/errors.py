@@ -33,7 +33,7 @@ NEXT = {
     "httpx.ConnectError": "next: `tabloop status` shows the parts, `tabloop up` starts them",
     "httpx.TimeoutException": "next: `tabloop status` shows the parts and their logs",
     "httpx.HTTPStatusError": "next: start the stack with these settings; benchmarks and simulated developers read those of "
-    "`tabloop up --settings demo.toml`",
+    "`tabloop up --settings demo`",
 }
 """The next command after an error whose message does not name it."""
 

@@ -176,7 +176,7 @@ def test_a_stack_of_other_settings_is_named(status: int, code: int | None) -> No
     assert errors.code_of(error) == code
     if code is not None:
         message = errors.message_of(error)
-        assert message.startswith(f"{request.url} refuses the password") and "tabloop up --settings demo.toml" in message
+        assert message.startswith(f"{request.url} refuses the password") and "tabloop up --settings demo`" in message
 
 
 def test_a_reader_that_goes_is_no_error() -> None:
