@@ -6,6 +6,7 @@ into them, verifies them and fails over as with any engine. Only the text and th
 
 import asyncio
 import contextlib
+import html
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +25,19 @@ import pytest
 from aiohttp import web
 
 from infra import settings as settings_
-from infra.records import Completion, ExperimentRecord
+from infra.records import Completion, CycleOutcome, ExperimentRecord
 from infra.registry.client import CHAMPION, Registry, RegistryError
 from infra.settings import Settings
 from infra.stack import control
+from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import release
 from tasks.experiments.planning import plan as planning
+from tasks.versions import tracking
 from tests.serving import processes
 from tests.serving.apps import aiohttp_app
 from tests.stack import free_ports
+from tests.tasks.made import manifest
 
 USERS = 48
 WIDE = {
@@ -152,6 +156,7 @@ class Watch:
             sys.executable,
             "-m",
             "tests.flows.watches",
+            str(self._log.parent),
             cwd=settings_.ROOT,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -213,11 +218,23 @@ class World:
         source.mkdir()
         (source / "model.safetensors").write_text(number)
         self.store.put_directory(f"checkpoints/v{number}", source)
-        cycle = f"cycle-{int(number) - 1:06d}" if number != "1" else ""
-        registered = self.registry.create_version(self.store.uri(f"checkpoints/v{number}"), {"parent": "1", "cycle": cycle})
+        cycle = cycles.name(int(number) - 1) if number != "1" else ""
+        run = self._seal(cycle, number) if cycle else ""
+        tags = {"parent": "1", "cycle": cycle, "run": run}
+        registered = self.registry.create_version(self.store.uri(f"checkpoints/v{number}"), tags, run_id=run or None)
         assert registered.version == number
         self.versions[number] = answers
         return number
+
+    def _seal(self, cycle: str, version: str) -> str:
+        """Write what a cycle leaves of its candidate; return the id of its run in MLflow."""
+        self.store.put_json(cycles.key(cycle, cycles.MANIFEST), manifest(cycle), new=True)
+        passed = {"verdict": "passed", "passed": True, "reason": "made for a test", "champion": {}, "candidate": {}}
+        self.store.put_json(cycles.key(cycle, "evaluation.json"), passed, new=True)
+        experiment = cycles.experiment_id(cycle, version)
+        outcome = CycleOutcome(cycle=cycle, result="registered", reason="made", version=version, experiment=experiment)
+        self.store.put_json(cycles.key(cycle, cycles.OUTCOME), outcome, new=True)
+        return tracking.run_of(tracking.connect(self.settings.registry), self.settings.registry.model, cycle)
 
     def open(self, version: str, champion: str) -> ExperimentRecord:
         """Open a test of a version."""
@@ -311,6 +328,18 @@ class World:
                 if any(slot["version"] == version and slot["up"] for slot in answer.json()["slots"]):
                     return
                 await asyncio.sleep(0.1)
+
+    async def page(self, texts: Sequence[str]) -> str:
+        """Return the text of the status page, once it has these texts; after half a minute without them."""
+        admin, until = self.settings.serving.admin_token, time.monotonic() + 30
+        assert admin
+        headers = {"Authorization": f"Bearer {admin.get_secret_value()}"}
+        while True:
+            answer = await self.http.get(f"http://127.0.0.1:{self.settings.serving.port}/", headers=headers)
+            page = html.unescape(answer.raise_for_status().text)
+            if all(text in page for text in texts) or time.monotonic() > until:
+                return page
+            await asyncio.sleep(0.5)
 
     def completions(self) -> list[Completion]:
         """Return all recorded completions in the order of their arrival."""

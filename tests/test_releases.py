@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from infra.pages import figures
 from infra.records import ExperimentRecord
 from infra.registry.client import ROLLED_BACK_TAG
 from infra.storage import moves as log
 from infra.storage.cycles import decision_of
+from tasks.experiments.reports.explain import explain
+from tasks.versions import review, tracking
 from tests.releases import Answers, World, world
 from tests.stack import Stack
 
@@ -48,6 +51,29 @@ def check_arms(made: World, experiment: ExperimentRecord) -> None:
         assert order == sorted(order)
 
 
+async def check_screens(made: World, experiment: ExperimentRecord) -> None:
+    """Check that console, status page, report, MLflow and Prefect show the figures of the verdict, to the digit."""
+    decision = decision_of(made.store, experiment.id)
+    assert decision
+    verdict, version = decision.verdict, made.registry.version(experiment.challenger)
+    rows = figures.arm_rows(verdict, experiment.champion, experiment.challenger)
+    assert [row.arm for row in rows] == ["champion", "challenger"] and all(row.acceptance and row.saved for row in rows)
+    shown = [text for row in rows for text in (row.acceptance, row.kept, row.saved, str(row.requests)) if text]
+
+    client, run = tracking.connect(made.settings.registry), version.tags["run"]
+    logged = {name: value for name, value in client.get_run(run).data.metrics.items() if name.startswith("test.")}
+    assert logged == dict(figures.metrics_of(verdict))
+    screens = {
+        "console": "\n".join(line for _, lines in explain(made.store, version.version) for line in lines),
+        "report": Path(client.download_artifacts(run, review.ARTIFACT, str(made.folder))).read_text(),
+        "MLflow": version.tags["acceptance"],
+        "Prefect": (made.folder / "experiment.md").read_text(),
+        "status page": await made.page(shown),
+    }
+    missing = {(screen, text) for screen, page in screens.items() for text in shown if text not in page}
+    assert not missing
+
+
 @pytest.mark.timeout(900)
 async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_when_it_turns_bad(
     storage: Stack, tmp_path: Path
@@ -63,6 +89,7 @@ async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_wh
         if state != "Promoted":
             await made.until("Promoted")
         check_arms(made, experiment)
+        await check_screens(made, experiment)
         before = [("begin", ""), ("open", "shadow"), ("advance", "ramp"), ("advance", "test"), ("promote", "watch")]
         assert kinds(made) == before
         await made.type(96)
@@ -106,6 +133,7 @@ async def test_worse_slow_and_failing_versions_end_where_they_should(storage: St
         await made.until("Rejected")
         assert "worse" in ended(made, experiment, "reject")
         check_arms(made, experiment)
+        await check_screens(made, experiment)
         states = {version: made.registry.version(version).tags["state"] for version in (late, worse)}
         assert set(states.values()) == {"failed"} and made.registry.aliases().champion == "1"
         assert made.kills

@@ -1,8 +1,8 @@
-"""Run the watch in processes that a test can kill at any moment: python -m tests.flows.watches
+"""Run the watch in processes that a test can kill at any moment: python -m tests.flows.watches FOLDER
 
 The process imports everything once. For each line of its input, pickled settings in hex, it forks a child that runs the steps of
-the flow `experiment` without Prefect's engine. It prints the child's process id, what the child's run ended as, and its exit
-status.
+the flow `experiment` without Prefect's engine, and writes the pages that it would show there to the folder. It prints the child's
+process id, what the child's run ended as, and its exit status.
 """
 
 import json
@@ -19,7 +19,7 @@ import infra.settings
 from infra.settings import Settings
 
 
-def run(settings: Settings) -> tuple[str, str]:
+def run(settings: Settings, folder: Path) -> tuple[str, str]:
     """Run the flow once; return the name and the message of its state."""
     from prefect import Task
 
@@ -33,7 +33,7 @@ def run(settings: Settings) -> tuple[str, str]:
     stand_ins: list[tuple[Any, str, Any]] = [
         (steps, "get_run_logger", logging.getLogger),
         (step, "get_run_logger", logging.getLogger),
-        (step, "create_markdown_artifact", lambda *_, **__: None),
+        (step, "create_markdown_artifact", lambda page, key: (folder / f"{key}.md").write_text(page)),
         (infra.settings, "load", lambda: settings),
     ]
     for module, name, stand_in in stand_ins:
@@ -51,7 +51,7 @@ def main() -> None:
         if (child := os.fork()) == 0:
             code = 1
             try:
-                os.write(write, json.dumps(run(pickle.loads(bytes.fromhex(line)))).encode())
+                os.write(write, json.dumps(run(pickle.loads(bytes.fromhex(line)), Path(sys.argv[1]))).encode())
                 code = 0
             except Exception:
                 traceback.print_exc()

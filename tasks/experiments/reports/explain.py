@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from infra.pages import figures
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, StageName
 from infra.storage import cycles
 from infra.storage import looks as looks_log
@@ -153,7 +154,6 @@ def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:
 
 
 def _decision(decision: Decision) -> list[str]:
-    verdict = decision.verdict
-    counts = ", ".join(f"{verdict.requests[arm]} requests of {verdict.users[arm]} users on the {arm}" for arm in verdict.requests)
+    verdict, test = decision.verdict, decision.experiment
     said = f"{verdict.verdict}, by {decision.by}, {when(decision.decided)}: {verdict.reason}"
-    return [said, *([counts] if counts else [])]
+    return [said, *(row.line() for row in figures.arm_rows(verdict, test.champion, test.challenger))]

@@ -79,7 +79,7 @@ def test_a_version_is_explained_from_its_data_to_its_state(store: MemoryStore) -
         "passed: judge reference 6.10 against 6.00",
         "cycle-000001-version-2: against version 1, 50% of users, since 2027-01-15 08:00:00 UTC",
         "promote, by gate, 2027-01-15 08:01:00 UTC: accepted more",
-        "900 requests of 20 users on the champion, 910 requests of 21 users on the challenger",
+        "champion v1: 900 requests of 20 users\nchallenger v2: 910 requests of 21 users",
         "rolled back, since 2027-01-15 08:02:00 UTC",
     ):
         assert words in text, words
