@@ -64,7 +64,7 @@ async def run_benches(settings: Settings, names: Sequence[str], quick: bool, pro
     """Run benchmarks one after another, those on the stack first."""
     benches = [Bench(name, quick, progress, KNOWN[name].minutes.of(quick)) for name in names]
     on_stack, others = ([one for one in benches if KNOWN[one.name].stack is stack] for stack in (True, False))
-    ended = await run_on_stack(settings, on_stack) if on_stack else []
+    ended = await run_on_stack(settings, on_stack, progress) if on_stack else []
     return ended + [await run_bench(settings, bench) for bench in others]
 
 
@@ -87,19 +87,19 @@ async def run_bench(settings: Settings, bench: Bench) -> Ended:
     return Ended(bench.name, found, time.monotonic() - began)
 
 
-async def run_on_stack(settings: Settings, benches: Sequence[Bench]) -> list[Ended]:
+async def run_on_stack(settings: Settings, benches: Sequence[Bench], progress: Progress) -> list[Ended]:
     """Run benchmarks while the rest of the loop is idle. Raises RuntimeError where an A/B test is running."""
     ended = []
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in (CYCLE, WATCH):
             await prefect.pause(deployment, True)
         try:
-            await _until_idle(prefect)
+            await _until_idle(prefect, progress)
             registry = Registry.connect(settings.registry)
             if experiment := registry.aliases().experiment:
                 raise RuntimeError(f"A/B test {experiment.id} is running and would be disturbed; start again after its verdict")
             for bench in benches:
-                await _until_idle(prefect)  # a benchmark that failed may have left a run
+                await _until_idle(prefect, progress)  # a benchmark that failed may have left a run
                 ended.append(await run_bench(settings, bench))
                 end_test(registry)
         finally:
@@ -108,8 +108,13 @@ async def run_on_stack(settings: Settings, benches: Sequence[Bench]) -> list[End
     return ended
 
 
-async def _until_idle(prefect: Orchestration) -> None:
-    while await prefect.busy_deployments():
+async def _until_idle(prefect: Orchestration, progress: Progress) -> None:
+    """Wait until no flow runs, and report which one is waited for: a cycle that trains may take minutes."""
+    waited_for: list[str] = []
+    while busy := await prefect.busy_deployments():
+        if busy != waited_for:
+            progress.say(f"waiting for the end of {', '.join(busy)}; `tabloop status` shows how far it is")
+            waited_for = busy
         await asyncio.sleep(1.0)
 
 
