@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import SecretStr
 
-from evals.docs import commands_page, formats_page, http_page, records_page, settings_page
+from evals.docs import capacity_page, commands_page, formats_page, http_page, records_page, settings_page
 from infra.settings import Settings
 from serving.__main__ import wire
 from serving.gateway.dialects import CLIENT_NAMES
@@ -59,6 +59,7 @@ def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
     changelog = (root / "CHANGELOG.md").read_text()
     return {
         "changes.md": changelog.replace("](infra/docs/", "]("),  # its links lead from the root of the repository
+        "operate/capacity.md": capacity_page.page(),
         "operate/settings.md": settings_page.page(),
         "operate/metrics.md": http_page.metrics_page(app["metrics"]),
         "reference/http.md": http_page.http_page(app),

@@ -124,6 +124,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{"recompute": ("a-test",), "export": ("a-test",), "requests": ("--user", "ada"), "compare": ("1", "2")},
     **{"evaluate": ("infra/base_model",), "settings explain": ("serving.port",), "invite": ("ada",), "learn": (".",)},
     "study repositories": (".",),
+    "capacity": ("--requests", "1000/day"),
 }
 """The arguments that a command cannot do without."""
 READ_NO_SETTINGS = ("version", "token", "memory", "merge", "base train", "base tune", "study judged")

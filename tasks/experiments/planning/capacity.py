@@ -1,0 +1,255 @@
+"""What a rate of requests needs: replicas, GPUs, objects, looks of the gate, the join; and what ends first. Pure.
+
+Every number states where it was measured, or that it is assumed. infra/docs/measurements.md has the measurements.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from infra.pages.experiment_view import duration
+from infra.settings import Settings
+from infra.storage.events.read import READERS
+from tasks.experiments.planning import planner
+from tasks.labels.window import WINDOW_SECONDS
+
+DAY, HOUR = 86_400.0, 3_600.0
+UNITS = {"day": DAY, "hour": HOUR, "h": HOUR, "minute": 60.0, "s": 1.0, "second": 1.0}
+SCALES = {"": 1.0, "K": 1e3, "M": 1e6}
+RATE = re.compile(r"(\d+(?:[._]\d+)*) ?([KM]?)/(day|hour|h|minute|s|second)")
+BURST = 2.5
+"""The busiest minutes over the mean of the hours in which people work."""
+BUSY = 0.6
+"""Share of a core or GPU that is planned for."""
+EVENTS = 0.5
+"""Events of feedback for a completion."""
+LOOK_SECONDS = 20.0
+"""Between two looks of the gate (prefect.yaml)."""
+GET_SECONDS = 0.025
+"""Of a GET of an object store in the same region; READERS of them go on at once."""
+STORE_READS = 100.0
+"""Reads a second that MLflow on PostgreSQL answers."""
+GAIN, ACCEPTANCE = 0.10, 0.25
+"""The gain that a test is to find, and the acceptance of the champion."""
+NORMAL = 1.96 + 0.8416
+"""Quantiles of the normal distribution at a level of 5 %, two-sided, and a power of 80 %."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one unit costs, and how it is known."""
+
+    value: float
+    basis: str
+
+
+COMPLETION_CPU = Cost(
+    0.0124, "measured 2026-11-22: 1.24 ms a token of app and engine's front, 10 tokens taken; `tabloop bench serving`"
+)
+EVENT_CPU = Cost(0.00097, "measured 2026-11-26: CPU of the app for an event; `tabloop bench feedback`")
+COMPLETION_BYTES = Cost(690.0, "measured at 123 tokens of prompt; 1.6 bytes for each further token are assumed")
+EVENT_BYTES = Cost(551.0, "measured at 123 tokens of prompt; 0.67 bytes for each further token are assumed")
+MEASURED_PROMPT, COMPLETION_TOKEN_BYTES, EVENT_TOKEN_BYTES = 123, 1.6, 0.67
+LOOK_CPU = Cost(0.73, "measured 2026-11-26: a look at a test of 1,200 requests a day; `tabloop bench scale`")
+LOOK_ROW_CPU = Cost(2.8e-6, "measured 2026-11-26: sums over a request of the test; `tabloop bench scale`")
+JOINED_CPU = Cost(152e-6, "measured 2026-11-25: a request, all of them trained on; `tabloop bench join`")
+JOINED_BYTES = Cost(5_700.0, "measured 2026-11-25: 5.7 GB of the flow's memory for a million requests; `tabloop bench join`")
+GPU_RATE = Cost(120.0, "assumed: completions a second of a 1.5B model on an H100; nobody has measured it")
+
+
+class NotARate(ValueError):
+    """A rate cannot be read."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Completions that a team asks for."""
+
+    per_day: float
+    hours: float = 8.0
+    """Hours of a day in which people work; 24: everywhere."""
+    prompt: int = 1_536
+    """Tokens of a prompt."""
+    replicas: int = 3
+    """Replicas of the app at least: one serves a team, three go on when one is lost."""
+
+    @property
+    def peak(self) -> float:
+        """Completions a second in the busiest minutes."""
+        return self.per_day / (self.hours * HOUR) * BURST
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part, what it needs, and how that is known."""
+
+    part: str
+    needs: str
+    basis: str
+    used: float = 0.0
+    """Share of its limit that is used; 0 where more of it can be added."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a load needs."""
+
+    load: Load
+    rows: Sequence[Row]
+    do: str
+    """What to do about the part that ends first."""
+
+    @property
+    def first(self) -> Row:
+        """The part that ends first."""
+        return max(self.rows, key=lambda row: row.used)
+
+    def __str__(self) -> str:
+        """Return the numbers as text, and below them how each is known."""
+        load, width = self.load, max(len(row.part) for row in self.rows)
+        lines = [f"{load.per_day:,.0f} completions a day in {load.hours:g} hours, {load.prompt:,} tokens of prompt", ""]
+        lines += [f"{row.part:{width}}  {row.needs}" for row in self.rows]
+        ends = "ends first" if self.first.used >= 1 else "is nearest to its limit"
+        lines += [
+            "",
+            f"{self.first.part} {ends}, at {number(self.first.used)} times what it may use. {self.do}",
+            "",
+            "How it is known:",
+        ]
+        return "\n".join([*lines, *(f"{row.part:{width}}  {row.basis}" for row in self.rows)])
+
+    def values(self) -> dict[str, Any]:
+        """Return the numbers as JSON."""
+        return {"load": asdict(self.load), "rows": [asdict(row) for row in self.rows], "first": self.first.part, "do": self.do}
+
+
+def per_day(text: str) -> float:
+    """Return the requests a day of a rate such as 10000/day, 1M/day, 300/hour or 5/s. Raises NotARate."""
+    match = RATE.fullmatch(text.strip())
+    number = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
+    if not match or number <= 0:
+        raise NotARate(f"--requests: expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s, got {text!r}")
+    return number * DAY / UNITS[match[3]]
+
+
+def number(value: float) -> str:
+    """Return a number with two digits that count, or as a whole one."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def capacity(load: Load, settings: Settings, gpu_rate: Cost = GPU_RATE) -> Capacity:
+    """Return what a load needs, with these settings."""
+    rows = [*_serving(load, settings, gpu_rate), *_bucket(load, settings), *_gate(load, settings), *_cycle(load, settings)]
+    first = max(rows, key=lambda row: row.used)
+    return Capacity(load, tuple(rows), ADVICE[first.part] if first.used >= 0.5 else "Nothing has to change.")
+
+
+LESS_OFTEN = "Look less often (the interval of `experiment` in prefect.yaml)"
+ADVICE = {
+    "look: CPU": f"{LESS_OFTEN}, or end tests earlier (experiment.max_seconds).",
+    "look: GETs": f"{LESS_OFTEN}, or ship larger objects (serving.ship_seconds).",
+    "test": "Let more developers take part (serving.terms.experiments), or look for a larger gain; `tabloop plan` has both.",
+    "join: memory": "Give the flow more memory, or a shorter window; Dask takes the join, not the accounting "
+    "(orchestration.dask_scheduler).",
+    "join: time": "Let Dask join the partitions (orchestration.dask_scheduler), or run cycles less often.",
+    "registry": "Follow the registry less often (serving.follow_seconds).",
+    "first cycle": "Set collect.min_samples lower, or serve more developers or projects with one model.",
+}
+"""What to do where a part ends first."""
+FLOW_MEMORY = 24e9
+"""Bytes of memory of the machine on which flows run."""
+CYCLE_SECONDS = HOUR
+"""Time that a cycle has for its join."""
+
+
+def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
+    apps, cpu = _apps(load), _app_cpu(load)
+    yield Row(
+        "app",
+        f"{apps} replicas of one core: {number(cpu)} cores at the peak of {number(load.peak)}/s",
+        f"{COMPLETION_CPU.basis}; {EVENT_CPU.basis}",
+    )
+    gpus = math.ceil(load.peak / gpu_rate.value / BUSY)
+    yield Row(
+        "GPUs", f"{2 * gpus}: {gpus} to carry the peak, and as many for the other slot (champion and challenger)", gpu_rate.basis
+    )
+    reads = apps / settings.serving.follow_seconds
+    yield Row("registry", f"{number(reads)} reads a second", f"assumed: MLflow answers {STORE_READS:g}", reads / STORE_READS)
+
+
+def _app_cpu(load: Load) -> float:
+    """Return the CPU seconds a second of all replicas in the busiest minutes."""
+    return load.peak * (COMPLETION_CPU.value + EVENTS * EVENT_CPU.value)
+
+
+def _apps(load: Load) -> int:
+    return max(load.replicas, math.ceil(_app_cpu(load) / BUSY))
+
+
+def _objects(load: Load, settings: Settings) -> float:
+    """Return the event objects of a day: each replica ships a segment of each kind while requests come."""
+    segments = _apps(load) * load.hours * HOUR / settings.serving.ship_seconds
+    return min(load.per_day, segments) + min(EVENTS * load.per_day, segments)
+
+
+def _bucket(load: Load, settings: Settings) -> Iterator[Row]:
+    objects, further = _objects(load, settings), max(0, load.prompt - MEASURED_PROMPT)
+    stored = load.per_day * (COMPLETION_BYTES.value + COMPLETION_TOKEN_BYTES * further)
+    stored += EVENTS * load.per_day * (EVENT_BYTES.value + EVENT_TOKEN_BYTES * further)
+    yield Row(
+        "objects",
+        f"{objects:,.0f} a day before compaction, {number(stored / 1e9)} GB",
+        f"computed from serving.ship_seconds = {settings.serving.ship_seconds:g}; {COMPLETION_BYTES.basis}; {EVENT_BYTES.basis}",
+    )
+
+
+def _gate(load: Load, settings: Settings) -> Iterator[Row]:
+    tested = (NORMAL / (GAIN * ACCEPTANCE)) ** 2 * 2 * ACCEPTANCE * (1 - ACCEPTANCE) * 2
+    longest = settings.experiment.max_seconds or planner.MAX_DAYS * DAY
+    lasts = tested / load.per_day * DAY
+    test = min(longest, math.ceil(lasts / DAY) * DAY)  # whole days
+    yield Row(
+        "test",
+        f"{duration(lasts)} until {tested:,.0f} requests tell +{GAIN:.0%}",
+        f"computed: acceptance {ACCEPTANCE:.0%}, level 5 %, power 80 %, requests of one user as different as those of two; "
+        "`tabloop plan` knows the team's own",
+        lasts / longest,
+    )
+    hour, rows = load.per_day / load.hours, load.per_day * test / DAY
+    cpu = LOOK_CPU.value + JOINED_CPU.value * hour + LOOK_ROW_CPU.value * rows
+    yield Row(
+        "look: CPU",
+        f"{number(cpu)} s every {LOOK_SECONDS:g} s, at the end of a test of {duration(test)}",
+        f"{LOOK_CPU.basis}; {LOOK_ROW_CPU.basis}; {JOINED_CPU.basis}",
+        cpu / LOOK_SECONDS,
+    )
+    gets = 5 + _objects(load, settings) / load.hours
+    yield Row(
+        "look: GETs",
+        f"{gets:,.0f}: the objects of the hour that has not settled",
+        f"computed; 55 measured 2026-11-26 at 1,200 objects a day; assumed: {1000 * GET_SECONDS:g} ms each, {READERS} at once",
+        gets * GET_SECONDS / READERS / LOOK_SECONDS,
+    )
+
+
+def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
+    days = WINDOW_SECONDS / DAY
+    rows, asked = load.per_day * days, settings.collect.min_samples
+    used = asked / rows
+    if used <= 1:
+        needs = f"after {duration(asked / load.per_day * DAY)}, if each request becomes a sample"
+    else:
+        needs = f"none: {rows:,.0f} requests in the window of {days:g} days, collect.min_samples asks for {asked:,}"
+    yield Row("first cycle", needs, "computed from collect.min_samples", used)
+    memory, seconds = rows * JOINED_BYTES.value, rows * JOINED_CPU.value
+    yield Row(
+        "join: memory",
+        f"{number(memory / 1e9)} GB for {rows:,.0f} requests of the window",
+        f"{JOINED_BYTES.basis}; assumed: a machine of {FLOW_MEMORY / 1e9:g} GB",
+        memory / FLOW_MEMORY,
+    )
+    yield Row(
+        "join: time", f"{number(seconds)} s of CPU", f"{JOINED_CPU.basis}; assumed: an hour for it", seconds / CYCLE_SECONDS
+    )

@@ -1,0 +1,51 @@
+"""What a rate of requests needs: a larger load needs no less, each number has its origin, and what ends first is named."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.settings import Settings
+from tasks.experiments.planning.capacity import Load, NotARate, capacity, per_day
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("10000/day", 1e4), ("10_000/day", 1e4), ("1M/day", 1e6), ("2.5K/day", 2500), ("300/hour", 7200), ("5/s", 432_000)],
+)
+def test_a_rate_is_read(text: str, expected: float) -> None:
+    assert per_day(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day"])
+def test_a_rate_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(NotARate, match=r"--requests: expected a rate above 0, as 10000/day, .*, got "):
+        per_day(text)
+
+
+@given(st.floats(1, 1e9), st.floats(1, 10), st.floats(1, 24))
+def test_a_larger_load_uses_no_less_of_what_grows_with_it(load: float, times: float, hours: float) -> None:
+    small, large = (capacity(Load(rate, hours), Settings()) for rate in (load, load * times))
+    for one, other in zip(small.rows, large.rows, strict=True):
+        assert one.part == other.part and one.basis
+        if one.part not in ("test", "first cycle", "look: CPU"):  # a larger load ends its tests earlier
+            assert one.used <= other.used
+
+
+@pytest.mark.parametrize(
+    ("rate", "hours", "first", "advice"),
+    [
+        ("100/day", 8, "test", "tabloop plan"),
+        ("10000/day", 8, "look: GETs", "Nothing has to change"),
+        ("1M/day", 24, "join: memory", "orchestration.dask_scheduler"),
+    ],
+)
+def test_what_ends_first_is_named_with_what_to_do(rate: str, hours: float, first: str, advice: str) -> None:
+    found = capacity(Load(per_day(rate), hours), Settings())
+    assert found.first.part == first and advice in found.do and first in str(found)
+    assert {row["part"] for row in found.values()["rows"]} == {row.part for row in found.rows}
+
+
+def test_a_window_that_never_fills_is_named() -> None:
+    few = Settings.model_validate({"collect": {"min_samples": 2048}})
+    rows = {row.part: row for row in capacity(Load(100), few).rows}
+    assert rows["first cycle"].used > 1 and rows["first cycle"].needs.startswith("none: 700 requests in the window of 7 days")
