@@ -1,5 +1,6 @@
 """A failed test runs again only if its mark gives the reason."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -31,8 +32,10 @@ def pytest_on(folder: Path, mark: str) -> tuple[int, str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(FAILS_ONCE.format(mark=mark))
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nmarkers = timing(reason)\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rR", "--strict-markers", str(folder)]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    plugins = ["-p", "no:cacheprovider", "-p", "pytest_rerunfailures"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-rR", "--strict-markers", str(folder)]
+    quick = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # to import all others takes seconds
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=quick)
     return ended.returncode, ended.stdout + ended.stderr
 
 
