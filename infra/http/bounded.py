@@ -6,6 +6,7 @@ can bring thousands of headers, chunks or requests and each costs the event loop
 """
 
 import json
+import re
 from asyncio import AbstractEventLoop, BaseTransport
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ MAX_PIPELINED = 16
 """Requests that may wait on one connection for the response to an earlier one."""
 MAX_FRAME_BYTES = 1 << 18
 """Bytes of a body's chunk sizes, extensions and trailers."""
+UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 BACKLOG = 4_096
 """Connections that may wait to be accepted; Linux allows 4,096 (net.core.somaxconn). Others are delayed by a second or more."""
 
@@ -87,6 +89,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         expected = self._expected
+        if expected is not self._connections.body and not self._should_upgrade_to_ws():
+            # Java's HttpClient offers HTTP/2 with each request (h2c), and httptools reads no body behind an offer.
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = UPGRADE.sub(b"\r\nx-upgrade", head) + end + rest
         super().data_received(data)
         if expected is self._expected:
             self._count(len(data))

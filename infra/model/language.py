@@ -20,7 +20,7 @@ def language(path: str = "", name: str = "") -> str:
 
     For a file such as .env, .env.local or Dockerfile, return the name's first word.
     """
-    file = PurePosixPath(path) if path else NO_FILE
+    file = PurePosixPath(path.replace("\\", "/")) if path else NO_FILE
     dot, _, rest = file.name.lower().partition(".")
     word = rest.partition(".")[0]
     own, whole = word if not dot and word in DOT_FILES else "", dot if dot in BARE_FILES and not rest else ""

@@ -185,7 +185,7 @@ class Access:
             raise Denied(403, f"X-Project-ID: token {credential.name} has {has}, not {project}")
         hashed = named.user or named.own
         terms = self._terms(project, hashed)
-        opts_out = headers.get("x-tabloop-opt-out", "") not in ("", "0", "false")
+        opts_out = headers.get("x-tabloop-opt-out", "").strip().lower() not in ("", "0", "false", "no", "off")
         return Caller(
             project,
             hashed,

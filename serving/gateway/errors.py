@@ -57,6 +57,8 @@ def hint_of(path: str, own: Collection[str], other: OtherPort | None) -> str:
         return f"; {other.what}"
     if path == "/":
         return ""
+    if (bare := path.rstrip("/")) in own:
+        return f"; did you mean {bare}, without a slash at its end?"
     longer = sorted((each for each in own if each.endswith(path)), key=len)
     shorter = sorted((each for each in own if len(each) > 1 and path.endswith(each)), key=len, reverse=True)
     if not (near := [*longer, *shorter]):

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from infra.model.line_ends import normal
 from infra.model.past_acceptance import Counted, PastAcceptance
 from infra.model.verdicts import STRENGTH, is_accepted, strength
 from infra.records import Feedback, Outcome
@@ -90,7 +91,7 @@ class Answers:
         if row.completion_id:
             if request is None:
                 return row.completion_id in self._served
-            return not row.prefix and request.text is not None and not request.text.startswith(row.shown)
+            return not row.prefix and request.text is not None and not request.text.startswith(normal(row.shown))
         return not row.shown or (request is not None and began - request.arrived > self._join_seconds)
 
     def _move(self, own: Hashable, impression: _Impression, row: Feedback) -> None:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from infra.model.line_ends import normal, normal_context
 from infra.records import Completion
 from serving.access import Caller, Denied
 from serving.access.callers import Named
@@ -62,6 +63,7 @@ class Served:
 
     def add(self, caller: Caller, completion_id: str, prefix: str, suffix: str, arrived: float) -> None:
         """Remember a request, before its response."""
+        prefix, suffix = normal_context(prefix, suffix)  # an event may have other line ends
         place = (_suffix(suffix), len(prefix), _end(prefix))
         request = ServedRequest(completion_id, caller.credential, caller.project, caller.user, place, arrived)
         request.client, request.opted_out = caller.client, caller.opted_out
@@ -83,7 +85,7 @@ class Served:
     def ended(self, row: Completion) -> ServedRequest | None:
         """Remember how a request was answered, and return it; None if it is not remembered."""
         if (request := self._by_id.get(row.id)) is not None:
-            request.text = None if row.opted_out else row.text
+            request.text = None if row.opted_out else normal(row.text)
             request.counted = not (row.opted_out or row.exploring or row.pinned)
             request.shown = not row.withheld and bool(row.text.strip())
         return request
@@ -126,6 +128,7 @@ class Served:
         position goes before one that was reused.
         """
         found: ServedRequest | None = None
+        (prefix, suffix), shown = normal_context(prefix, suffix), normal(shown)
         for request in self._near((project.encode(), user.encode()), prefix, suffix):
             typed = prefix[request.place[1] :]
             if request.text is not None and any(request.text.startswith(typed + spaces + shown) for spaces in TRIMMED_SPACES):
@@ -141,6 +144,7 @@ class Served:
         if not prefix and not suffix:
             return None
         of_sender = {}
+        prefix, suffix = normal_context(prefix, suffix)
         for request in self._near((named.credential.encode(),), prefix, suffix):
             if named.user in (None, request.user) and named.project in (None, request.project):
                 of_sender[request.user, request.project] = request

@@ -7,7 +7,7 @@ from typing import Any
 from infra.model.fim.escapes import Escapes, Unescaping
 from serving.engine.protocol import Delta, Finish
 
-DATA, DONE = b"data:", b"[DONE]"
+DATA, DONE, NOTHING, BOM = b"data:", b"[DONE]", b"null", b"\xef\xbb\xbf"
 FAILURE_LINES = (b"error:", b"event: error", b"event:error")
 FINISHES: Mapping[Finish, frozenset[str]] = {
     "stop": frozenset(
@@ -54,6 +54,8 @@ class CompletionStream:
         self._version = version
         self._code = Unescaping(escapes) if escapes else None
         self._unknown = unknown
+        self._half = ""
+        """First half of a character whose second half is still to come: servers in JavaScript cut texts in UTF-16 units."""
 
     def delta(self, line: bytes) -> Delta | None:
         """Parse one line; None if it has no tokens. A field that is null is a field that is absent.
@@ -63,26 +65,31 @@ class CompletionStream:
         """
         if line.startswith(FAILURE_LINES):
             raise ValueError("an error in the stream")
+        line = line.removeprefix(BOM)
         data = line.removeprefix(DATA).strip() if line.startswith(DATA) else b""
-        if not data:
+        if not data or data == NOTHING:
             return None
-        if data == DONE:
+        if data.strip(b'"') == DONE:
             if self._code is None:
                 raise ValueError("[DONE] before a finish_reason")
             return self._text("", "stop")  # some services send no finish_reason
-        chunk = json.loads(data)
+        chunk = json.loads(data.decode(errors="replace"))
         _raise_failure(chunk)
         if not (choices := chunk.get("choices")):
             return None
         choice = choices[0]
         finish = self._finish(choice.get("finish_reason"))
         if self._code:
-            return self._text(choice.get("text") or "", finish)
+            # Some proxies answer as for a chat.
+            return self._text(choice.get("text") or (choice.get("delta") or {}).get("content") or "", finish)
         return Delta(*_tokens(choice), self._version, finish)
 
     def _text(self, text: str, finish: Finish | None) -> Delta:
         """Return a delta of text; a marker that the server sends as its own token ends it."""
         assert self._code
+        text = self._half + text
+        self._half = text[-1:] if finish is None and "\ud800" <= text[-1:] <= "\udbff" else ""
+        text = _sound(text[: len(text) - len(self._half)])
         code = self._code.feed(text)
         if self._code.ended:
             return Delta([], [], self._version, "stop", text=code)
@@ -102,10 +109,17 @@ class CompletionStream:
         return "stop"
 
 
+def _sound(text: str) -> str:
+    """Return a text whose halves of characters are joined; others become U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _raise_failure(chunk: Mapping[str, Any]) -> None:
     """Raise ValueError if a chunk reports a failure, in one of the forms of OpenAI, vLLM, TGI and FastAPI."""
-    kind = chunk.get("object") or chunk.get("type")
-    if chunk.get("error") or kind == "error" or (chunk.get("detail") and not chunk.get("choices")):
+    kind, failure = chunk.get("object") or chunk.get("type"), chunk.get("error")
+    if isinstance(failure, Mapping):  # fields that are null are absent
+        failure = {name: value for name, value in failure.items() if value is not None}
+    if failure or kind == "error" or (chunk.get("detail") and not chunk.get("choices")):
         raise ValueError("an error in the stream")
 
 

@@ -10,6 +10,7 @@ Its weights are fixed, or swapped through vLLM's development endpoints with our 
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -38,6 +39,8 @@ MIN_CODE_TOKENS = 16
 """Fewest tokens of code for which a context must have space."""
 LABEL, PARTIAL_LABEL = "tabloop-", "tabloop-half-loaded"
 """Prefix of the label that stores the version in the server, for every replica and restarted app; the label during a swap."""
+REST_SECONDS = 0.2
+"""Seconds for what follows a finished completion: the numbers of tokens, [DONE] and the end of the body."""
 MAX_UNKNOWN = 100
 """Most finish reasons that are logged."""
 REFUSALS = (400, 413, 422)
@@ -90,16 +93,19 @@ class ExternalEngine:
                     # Without the response's text, which may quote the developer's code: this goes into a log.
                     error_type = RequestRefused if response.status in REFUSALS else EngineDown
                     raise error_type(f"{self.url}: HTTP {response.status}")
-                finished, stream = False, CompletionStream(version, None if has_tokens else self._escapes, self._unknown_reason)
-                async for line in response.content:  # read to the end, so that the connection can be reused
-                    if finished or (delta := stream.delta(line)) is None:
+                stream = CompletionStream(version, None if has_tokens else self._escapes, self._unknown_reason)
+                async for line in response.content:
+                    if (delta := stream.delta(line)) is None:
                         continue
-                    if finished := delta.finish is not None:
-                        # Another replica may have swapped the weights in the meantime.
-                        delta = replace(delta, version=await self._current_version())
+                    if delta.finish is None:
+                        yield delta
+                        continue
+                    # Another replica may have swapped the weights in the meantime.
+                    delta = replace(delta, version=await self._current_version())
                     yield delta
-            if not finished:
-                raise EngineDown(f"{self.url}: ended in the middle of a completion")
+                    await _read_rest(response)
+                    return
+            raise EngineDown(f"{self.url}: ended in the middle of a completion")
         except RequestRefused:
             raise
         except EngineDown:
@@ -278,6 +284,14 @@ class ExternalEngine:
             raise
         except (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
             raise EngineDown(f"{url}: {type(error).__name__}: {error}") from error
+
+
+async def _read_rest(response: aiohttp.ClientResponse) -> None:
+    """Read what follows a finished completion, so that the connection can be reused; it is closed if that fails or takes long."""
+    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        async with asyncio.timeout(REST_SECONDS):
+            async for _ in response.content.iter_any():
+                pass
 
 
 def _top(choice: Mapping[str, Any]) -> dict[str, float]:

@@ -150,7 +150,7 @@ MARKERS = frozenset(marker.strip() for each in FORMATS for marker in (*each.mark
 """Every marker and end token of the table."""
 
 PATHS = re.compile(
-    r"(?:<\|file_sep\|>|<\|file_separator\|>|<file_sep>|<filename>|\+{5} )([^\n]*)\n?\Z"
+    r"(?:<\|file_sep\|>|<\|file_separator\|>|<file_sep>|<filename>|\+{5} )([^\r\n<]*)\r?\n?\Z"
     r"|###PATH:([^\n]*)\n(?:###(?:LANGUAGE|MODE):[^\n]*\n)*\Z"
 )
 """The path at the end of a preamble: that of the file with the cursor."""

@@ -9,6 +9,8 @@ ADVICE = (
     f"choose Qwen's template in the editor ({PREFIX}...{SUFFIX}...{MIDDLE}; Continue uses it if the model's name contains "
     "'qwen' and 'coder'), or send the code before the cursor as prompt and the code behind it as suffix, without markers"
 )
+DIFF = "diff --git "
+"""Start of Continue's first snippet where that is the developer's changes, which have no header."""
 SHOWN = 40
 """Characters of a prompt in an error."""
 
@@ -175,10 +177,12 @@ def _split(prompt: str, each: Format) -> Context | None:
     before, after = prompt[begin : betweens[0]], prompt[betweens[0] + len(each.between) : end]
     prefix, suffix = (before, after) if each.order == "psm" else (after, before)
     headers = prompt[:start]
-    if each.header and prefix.startswith(each.header):
-        own = prefix.rfind(f"\n\n{each.header}")
+    own = prefix.rfind(f"\n\n{each.header}") if each.header else -1
+    if each.header and (prefix.startswith(each.header) or (own >= 0 and prefix.startswith(DIFF))):
         code = prefix.find("\n", max(0, own + 2)) + 1 or len(prefix)
         headers, prefix = prefix[:code], prefix[code:]
+    if not tail.strip("\r\n"):
+        tail = ""  # the line end of a template in YAML (`template: |`), not the document's
     return Context(prefix + tail, suffix, headers)
 
 

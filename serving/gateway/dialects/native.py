@@ -1,9 +1,9 @@
 """tabloop's own feedback route, for editors that keep the server's completion id."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from infra.model.language import language
 from infra.records import NotTaken, Outcome
@@ -35,6 +35,12 @@ HINT = "infra/docs/editors/feedback.md has the fields"
 TAKEN: tuple[Outcome, ...] = ("accepted", "retained")
 
 
+Characters = Annotated[
+    int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0, le=MAX_CHARACTERS)
+]
+"""In JSON 16.0 is a whole number, and clients in Lua, Vim script and Kotlin send it."""
+
+
 class NativeEvent(FeedbackBody):
     """`POST /v1/feedback`, for editors that know the server's completion id."""
 
@@ -42,12 +48,12 @@ class NativeEvent(FeedbackBody):
     completion_id: Identifier = Field(min_length=1)
     outcome: Outcome | None = None
     """What the developer did; left out of an event that only reports the settled text or why nothing was taken."""
-    accepted_characters: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
+    accepted_characters: Characters | None = None
     """In Unicode code points, like the records; of more than the completion has, all of it counts."""
     retained: ShownText | None = None
     settled: ShownText | None = None
-    settled_kept: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
-    settled_total: int | None = Field(None, ge=0, le=MAX_CHARACTERS)
+    settled_kept: Characters | None = None
+    settled_total: Characters | None = None
     reason: NotTaken = ""
     shown: ShownText = ""
     elapsed_ms: Milliseconds | None = None

@@ -97,7 +97,8 @@ def _request(body: Fields) -> CompletionRequest:
         context = fim.read_request(prompt, suffix)
     except ValueError as error:
         raise BadRequest(str(error), "prompt") from None
-    path, max_tokens = fim.path_of(context), read_count(body, "max_tokens")
+    path = fim.path_of(context)
+    max_tokens = None if body.get("max_tokens") == -1 else read_count(body, "max_tokens")  # as llama.cpp and LM Studio take it
     return CompletionRequest(context.prefix, context.suffix, max_tokens, read_stop(body), language=language(path), path=path)
 
 

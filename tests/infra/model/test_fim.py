@@ -115,7 +115,7 @@ def test_code_without_markers_is_read_in_every_format(each: Format, prefix: str,
 
 
 @pytest.mark.parametrize("each", [each for each in FORMATS if each.middle], ids=lambda each: each.name)
-@given(plain, plain, st.text("ab \n", min_size=1, max_size=10))
+@given(plain, plain, st.text("ab \n", min_size=1, max_size=10).filter(lambda tail: tail.strip("\n")))
 def test_text_behind_the_middle_marker_belongs_to_the_prefix(each: Format, prefix: str, suffix: str, tail: str) -> None:
     whole = each.prompt(prefix, suffix).removesuffix(each.closing)
     assert parse_prompt(whole + tail) == Context(prefix + tail, suffix)
@@ -321,3 +321,21 @@ def test_added_tokens_that_are_markers_are_control_tokens_though_not_special(tmp
 
 def test_the_end_token_is_a_special_token() -> None:
     assert END in SPECIAL_TOKENS
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_the_line_end_of_a_yaml_template_is_not_the_documents(end: str) -> None:
+    context = parse_prompt(f"<|fim_prefix|>a = <|fim_suffix|>\nb<|fim_middle|>{end}")
+    assert (context.prefix, context.suffix) == ("a = ", "\nb")
+
+
+def test_a_snippet_is_no_path() -> None:
+    assert path_of(parse_prompt("<file_sep>def add(a, b):<file_sep><fim_prefix>x = <fim_suffix>\n<fim_middle>")) == ""
+    crlf = "<|repo_name|>r\r\n<|file_sep|>a.py\r\n<|fim_prefix|>x = <|fim_suffix|>\r\n<|fim_middle|>"
+    assert path_of(parse_prompt(crlf)) == "a.py"
+
+
+def test_continues_codestral_prompt_may_begin_with_a_diff() -> None:
+    changes = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n+y = 2"
+    context = parse_prompt(f"[SUFFIX]\n[PREFIX]{changes}\n\n+++++ cur.py\nx = ")
+    assert (context.prefix, path_of(context)) == ("x = ", "cur.py")

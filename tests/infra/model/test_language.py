@@ -25,3 +25,7 @@ from infra.model.language import language
 )
 def test_the_language_is_the_file_ending_or_the_language_name(path: str, name: str, expected: str) -> None:
     assert language(path, name) == expected
+
+
+def test_a_path_of_windows_names_its_file() -> None:
+    assert [language(rf"src\{name}") for name in (".env.local", "Dockerfile", "a.py")] == ["env", "dockerfile", "py"]

@@ -460,3 +460,25 @@ async def test_garbage_is_collected_when_few_connections_are_open(frozen: None) 
     connections.leave(peers[0])
     await until(lambda: gone() is None)
     collecting.cancel()
+
+
+@pytest.mark.parametrize("port", [0, 1])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_offer_of_http2_costs_no_body(house: House, port: int, chunked: bool) -> None:
+    url = house.urls[port]
+    path, value = (("/v1/completions", {"prompt": "x = "}), ("/v1/feedback", {"completion_id": "c", "outcome": "accepted"}))[port]
+    body = json.dumps(value).encode()
+    size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {url.removeprefix('http://')}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    )
+    head += f"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nContent-Type: application/json\r\n{size}\r\n"
+    head += "".join(f"{name}: {text}\r\n" for name, text in HEADERS.items()) + "\r\n"
+    sent = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n" if chunked else body
+    reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+    for part in (head.encode(), sent):
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    answer = await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    assert answer == b"HTTP/1.1 200 OK\r\n"

@@ -130,3 +130,16 @@ async def test_tabbys_accept_of_a_word_counts_as_the_line_that_it_is_reported_as
     joined = join(house.rows("completions"), house.rows("feedback"), join_seconds=60)
     label = joined.joined[0].label
     assert label is not None and (label.outcome, label.accepted_characters) == ("partially_accepted", len("return alpha"))
+
+
+async def test_a_whole_number_with_a_point_is_one(house: House) -> None:
+    for body in ({"outcome": "partially_accepted", "accepted_characters": 5.0}, {"settled_kept": 5.0, "settled_total": 9.0}):
+        assert (await house.send_feedback("/v1/feedback", {"completion_id": "c", **body})).status_code == 200
+    assert house.rows("feedback")[0].accepted_characters == 5 and house.rows("feedback")[1].settled_kept == 5
+    refused = await house.send_feedback("/v1/feedback", {"completion_id": "c", "settled_kept": 5.5, "settled_total": 9})
+    assert refused.status_code == 422
+
+
+async def test_minus_one_asks_for_as_many_tokens_as_are_served(house: House) -> None:
+    assert (await house.complete(max_tokens=-1)).status_code == 200
+    assert (await house.complete(max_tokens=0)).status_code == 400

@@ -132,3 +132,19 @@ async def test_events_of_other_users_do_not_count(tmp_path: Path, tokenizer: Tok
             await house.send_feedback("/v1/feedback", {"completion_id": id, "outcome": "rejected"}, {"X-User-ID": "eve"})
         _, row = await served(house, SURE)
         assert row.project_acceptance == pytest.approx(11 / 12)
+
+
+PROMPT = "<|fim_prefix|>import os\n\n\ndef f(x):\n    <|fim_suffix|>\n\nprint(1)\n<|fim_middle|>"
+
+
+async def test_an_event_with_other_line_ends_is_about_its_completion(house: House) -> None:
+    house.engines[0].reply = house.tokenizer.encode("a = 1\nb = 2").ids
+    for number in range(12):
+        prompt = PROMPT.replace("f(x)", f"f{number}(x)")
+        await house.complete(prompt=prompt.replace("\n", "\r\n"))
+        for id, accepted in ((f"a{number}", False), (f"b{number}", True)):
+            data = {"completionId": id, "accepted": accepted, "prompt": prompt, "completion": "a = 1\nb = 2"}
+            await house.send_feedback("/v1/continue/events", continue_event(data), {"X-User-ID": "", "X-Project-ID": ""})
+    user = house.rows("completions")[0].user
+    assert house.recorder.received.of(user)["continue"].matched == 24
+    assert house.recorder.acceptance.shares("p1", user) == (1.0, 1.0)

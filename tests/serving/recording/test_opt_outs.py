@@ -106,3 +106,11 @@ def test_a_broken_line_of_the_file_is_left_out(tmp_path: Path) -> None:
     OptOuts(b"key", file).add(("p", "u"), "cmpl-0123456789abcdef", "x", "")
     file.write_text("{half\n" + file.read_text())
     assert OptOuts(b"key", file).hold(feedback(completion_id="cmpl-0123456789abcdef", prefix="q"), opted_out=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "opted_out"), [("False", False), ("FALSE", False), ("no", False), ("off", False), ("1", True), ("True", True)]
+)
+async def test_no_is_no_opt_out(house: House, value: str, opted_out: bool) -> None:
+    await house.complete(headers={"X-Tabloop-Opt-Out": value})
+    assert house.rows("completions")[0].opted_out is opted_out

@@ -413,3 +413,76 @@ def test_the_error_for_an_invalid_engine_table_hides_its_token(table: dict[str, 
         load(environment={"TABLOOP_SERVING__ENGINES": json.dumps([table, "http://127.0.0.1:1"])})
     assert "s3cr3t" not in str(error.value)
     assert [word for word in ["serving.engines", *words] if word not in str(error.value)] == []
+
+
+class Breaking(FakeService):
+    """Breaks the connection, or keeps it open, behind the last line."""
+
+    stays = 0.0
+
+    async def _completions(self, http):  # type: ignore[no-untyped-def]
+        response = await super()._completions(http)
+        if self.lines is not None and response.prepared:
+            await asyncio.sleep(self.stays)
+            if not self.stays:
+                http.transport.abort()
+        return response
+
+
+@pytest.mark.parametrize("stays", [0.0, 3.0])
+@pytest.mark.parametrize("done", [False, True])
+async def test_what_comes_behind_a_finished_completion_changes_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, done: bool, stays: float
+) -> None:
+    service = Breaking(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.stays = stays
+        service.lines = [chunk(text="ab", finish_reason=None), chunk(text="", finish_reason="stop"), *[b"data: [DONE]"] * done]
+        async with asyncio.timeout(2):
+            assert (await house.complete()).json()["choices"][0]["finish_reason"] == "stop"
+        assert house.rows("completions")[0].finish_reason == "stop" and house.arms.slots[0].up
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        ((r"\ud83d", r"\udc4d"), "👍"),
+        ((r"x \ud83d", "y"), "x \ufffdy"),
+        ((r"\udc4d", r"z\ud83d"), "\ufffdz\ufffd"),
+        ((r"\ud83d\udc4d", ""), "👍"),
+    ],
+)
+async def test_half_a_character_of_a_service_costs_no_completion(
+    tmp_path: Path, tokenizer: Tokenizer, sent: tuple[str, str], text: str, stream: bool
+) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.lines = [f'data: {{"choices": [{{"text": "{each}"}}]}}'.encode() for each in sent] + [b"data: [DONE]"]
+        assert (await house.complete(stream=stream)).status_code == 200
+        assert [row.text for row in house.rows("completions")] == [text]
+
+
+async def test_bytes_of_a_service_that_are_no_utf8_cost_no_engine(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.lines = [b'data: {"choices": [{"text": "caf\xe9", "finish_reason": "stop"}]}']
+        assert (await house.complete()).json()["choices"][0]["text"] == "caf\ufffd" and house.arms.slots[0].up
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b'\xef\xbb\xbfdata: {"choices": [{"text": "ab"}]}', b"data: [DONE]"],
+        [b"data: null", chunk(text="ab", finish_reason="stop")],
+        [chunk(text="ab", finish_reason=None), b'data: "[DONE]"'],
+        [b'data: {"error": {"code": null, "message": null}, "choices": [{"text": "ab", "finish_reason": "stop"}]}'],
+        [b'data: {"choices": [{"delta": {"content": "ab"}}]}', b"data: [DONE]"],
+    ],
+    ids=["a byte order mark", "null", "a quoted end", "an error of nulls", "a chat's delta"],
+)
+async def test_odd_forms_of_a_stream_are_read(tmp_path: Path, tokenizer: Tokenizer, lines: list[bytes]) -> None:
+    service = FakeService(tokenizer)
+    async with house_with(service, tmp_path, tokenizer) as house:
+        service.lines = lines
+        assert (await house.complete()).json()["choices"][0]["text"] == "ab" and house.arms.slots[0].up

@@ -120,6 +120,8 @@ async def test_what_a_client_probes_refuses_a_wrong_token_and_says_when_nothing_
         (1, "/infill", "completions port, 8081"),
         (0, "/v1/v1/completions", "did you mean /v1/completions?"),
         (0, "/completions", "did you mean /v1/completions?"),
+        (0, "/v1/completions/", "did you mean /v1/completions, without a slash at its end?"),
+        (1, "/v1/feedback/", "did you mean /v1/feedback, without a slash at its end?"),
         (0, "/v1/completions/infill", "did you mean /infill?"),
         (1, "/events", "did you mean /v1/events?"),
     ],
