@@ -18,6 +18,8 @@ OPERATOR = (
 )
 """Operators of more than one sign, in the languages of infra/model/language.py; the longest comes first."""
 TOKEN = re.compile(rf"{NUMBER}|{WORD}|{QUOTES}|{OPERATOR}|\S")
+IDEOGRAPHS = (("\u3040", "\u309f"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"), ("\U00020000", "\U0003ffff"))
+"""Hiragana and ideographs, which are written without blanks: each is a word (Unicode Standard Annex 29, section 4.1)."""
 JOINERS = "\u200c\u200d"
 """Characters that identifiers hold beside letters, digits and marks (Unicode Standard Annex 31, section 2.3)."""
 REACH = 2
@@ -63,11 +65,18 @@ def tokens(text: str, reach: int | None = None) -> list[str]:
 
 
 def _letters(text: str) -> tuple[str, str]:
-    """Return a text in the composed form of Unicode (NFC), and the same with a letter for each mark that belongs to a word."""
+    """Return a text in the composed form of Unicode (NFC), and the same with a letter for each mark that belongs to a word, and a
+    sign for each character that is a word."""
     if text.isascii():
         return text, text
     text = unicodedata.normalize("NFC", text)
-    return text, "".join("x" if unicodedata.category(c)[0] == "M" or c in JOINERS else c for c in text)
+    return text, "".join(map(_letter, text))
+
+
+def _letter(character: str) -> str:
+    if unicodedata.category(character)[0] == "M" or character in JOINERS:
+        return "x"
+    return "\u00b7" if any(first <= character <= last for first, last in IDEOGRAPHS) else character
 
 
 def common_weight(one: Sequence[str], other: Sequence[str]) -> int:

@@ -107,6 +107,8 @@ def kind_of(error: Exception, *, conditional: bool = False) -> Kind:
         return "unsupported"
     if code in THROTTLED | TEMPORARY or status in (408, 425, 429, 499) or (status >= 500 and status != 501):
         return "away"
+    if status == 404 and code in ("", "404") and not error.operation_name.startswith("Head"):
+        return "away"  # a proxy's page: a store names what is missing, but to HEAD
     return "missing" if status == 404 and code not in NO_BUCKET else "refused"
 
 

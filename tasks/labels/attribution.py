@@ -141,9 +141,12 @@ def _by_id(impressions: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
     of_place = (pl.col("shown") != "") & (pl.col("suffix") == pl.col("served_suffix"))
     of_place &= _begins()
     whole = (pl.col("prefix") == "") & pl.col("text").str.starts_with(pl.col("shown"))
+    begun = pl.col("text").str.strip_chars_start(BLANKS)
+    trimmed = (pl.col("prefix") == "") & (pl.col("shown") != "") & begun.str.starts_with(pl.col("shown"))
     extent = pl.coalesce(
         pl.when(of_place).then(_extent(_typed())),
         pl.when(whole & (pl.col("shown") != "")).then(pl.col("shown").str.len_chars()),
+        pl.when(trimmed).then(pl.col("text").str.len_chars() - begun.str.len_chars() + pl.col("shown").str.len_chars()),
         pl.when(whole).then(pl.col("text").str.len_chars()),
     )
     return pairs.with_columns(extent=extent.cast(pl.Int64)).drop_nulls("extent")

@@ -139,7 +139,7 @@ class _Requests:
         """Yield the settled text of each wanted request, or why it has none, and the characters written until the next one."""
         stop = 0
         for at, (id, time) in enumerate(zip(self.ids, self.times, strict=True)):
-            while stop < len(self.times) and self.times[stop] - time <= settings.most_seconds:
+            while stop < len(self.times) and not self.times[stop] - time > settings.most_seconds:
                 stop += 1
             if self.wanted[at]:
                 views = self._views(at, stop, settings)

@@ -11,7 +11,7 @@ import polars as pl
 
 from tasks.labels.hindsight import DIRTY_CHARACTERS, FEEDBACK, UNSETTLED, kept
 
-REPORTED_COLUMNS = ("stated_settled", "stated_kept", "stated_at")
+REPORTED_COLUMNS = ("stated_settled", "stated_kept", "stated_total", "stated_at")
 REPORTS = (*REPORTED_COLUMNS, "stated_text")
 """Columns of a match with a report: its text, its number of kept characters, its time, and the completion's text."""
 OWN = ["id", "time"]
@@ -23,6 +23,7 @@ def latest_report(feedback: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
     columns = {
         "stated_settled": pl.col("settled").last(),
         "stated_kept": pl.col("settled_kept").last(),
+        "stated_total": pl.col("settled_total").last(),
         "stated_at": pl.col("time").last(),
     }
     return reports.group_by(key).agg(**columns)
@@ -43,8 +44,8 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     shown = pl.col("stated_text").str.slice(pl.col("extent") - pl.col("shown_characters"), pl.col("shown_characters"))
     rows = rows.with_columns(shown=shown, size=pl.col("shown_characters"))
     counted = kept(rows["shown"], rows["stated_settled"])
-    change = (pl.col("stated_settled").str.len_chars().cast(pl.Int64) - pl.col("size")).abs()
-    dirty = change > DIRTY_CHARACTERS
+    length = pl.coalesce(pl.col("stated_settled").str.len_chars().cast(pl.Int64), "stated_total")
+    dirty = ((length - pl.col("size")).abs() > DIRTY_CHARACTERS).fill_null(False)
     usable = pl.col("stated_settled").is_not_null() & ~dirty & (pl.col("stated_settled").str.strip_chars() != "")
     reason = (
         pl.when(usable)
@@ -64,7 +65,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         stated_kept=pl.when(dirty)
         .then(pl.lit(0, pl.Int64))
         .when(pl.col("stated_settled").is_null() & (pl.col("size") > 0))
-        .then(pl.min_horizontal("stated_kept", "size"))
+        .then(pl.min_horizontal("stated_kept", "stated_total", "size"))
         .otherwise("kept_characters"),
     )
     joined = labelled.join(rows, on=OWN, how="left").sort(*OWN)

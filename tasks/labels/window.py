@@ -54,11 +54,11 @@ class Window:
 def window_after(
     manifests: Sequence[Manifest], now: float, settle_seconds: float, window_seconds: float = WINDOW_SECONDS
 ) -> Window:
-    """Return the window after a version's ancestry, given the manifests of its cycles."""
+    """Return the window after a version's ancestry, given the manifests of its cycles, newest first."""
     references = [r for m in manifests for r in (*m.completions, *m.feedback)]
     oldest = now - window_seconds
     return Window(
-        since=max((m.until for m in manifests), default=oldest),
+        since=next((m.until for m in manifests), oldest),
         until=now - settle_seconds,
         oldest=oldest,
         known={r.key: r.last for r in sorted(references, key=lambda r: r.last)},

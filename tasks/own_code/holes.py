@@ -64,7 +64,7 @@ def _functions(text: str) -> dict[int, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # syntax warnings of the read code
             module = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     rows: dict[int, int] = {}
     stack: list[ast.AST] = [module]

@@ -85,7 +85,9 @@ def _clone(address: str, folder: Path) -> Path:
     variables = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": PROTOCOLS}
     shown = masked(address)
     try:
-        ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=CLONE_SECONDS, check=False)
+        ended = subprocess.run(
+            command, env=variables, capture_output=True, text=True, errors="replace", timeout=CLONE_SECONDS, check=False
+        )
     except FileNotFoundError:
         raise NoCode(f"{shown}: git is not installed on the machine of the flow; clone it by hand, {NEXT}") from None
     except subprocess.TimeoutExpired:

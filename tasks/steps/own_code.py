@@ -113,8 +113,7 @@ def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet
     call_run(cycle, cycle, f"from v{parent}", "own code")
     tombstones.check(store, [("", each.name) for each in learned.repositories])
     showing.write(store, cycle, Unfitted(reason=NO_ESTIMATE))
-    ends = [manifest.until for manifest in manifests_of(context, parent)]
-    until = max(ends, default=context.now() - WINDOW_SECONDS)
+    until = next((manifest.until for manifest in manifests_of(context, parent)), context.now() - WINDOW_SECONDS)
     fields = {
         **{"created": context.now(), "champion": parent, "parent": parent, "since": until, "until": until},
         **{"completions": (), "feedback": (), "buckets": {}, "requests": 0},

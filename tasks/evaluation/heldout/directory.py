@@ -75,7 +75,8 @@ def read_code(root: Path) -> Iterator[Source]:
     for file in sorted(root.rglob("*")):
         inner = file.relative_to(root)
         hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in inner.parts)
-        if not hidden and file.suffix.removeprefix(".").lower() not in NOT_CODE and file.is_file():
+        named = str(inner).encode(errors="replace").decode() == str(inner)  # another encoding's name cannot stand in a record
+        if named and not hidden and file.suffix.removeprefix(".").lower() not in NOT_CODE and file.is_file():
             text = packages.read_source(file)
             if text is not None:
                 yield Source(inner.as_posix(), text)

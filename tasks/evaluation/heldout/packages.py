@@ -40,7 +40,7 @@ def read_source(file: Path) -> str | None:
     """Return a file's text, or None unless it is ordinary hand-written code: not too short or long, not a table, not
     generated."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError):
         return None
     lines = text.split("\n")

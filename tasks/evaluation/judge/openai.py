@@ -102,7 +102,13 @@ class OpenAIJudge:
                 f"evaluate.judge: kind openai needs url and model, got url={settings.url!r} and model={settings.model!r}; "
                 "set both, e.g. url = http://127.0.0.1:8000/v1, or choose kind = reference"
             )
-        self.name = settings.model
+        key = settings.api_key.get_secret_value().strip() if settings.api_key else ""  # a file's line end is no part of it
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                "evaluate.judge.api_key (TABLOOP_EVALUATE__JUDGE__API_KEY) holds a character that no header may have; expected "
+                "printable ASCII; copy it again"
+            )
+        self.name, self._key = settings.model, key
         self._settings, self._policy, self._sleep = settings, policy or RequestPolicy(), sleep
         self._instructions = read_rubric(settings)
         self._form, self._proven, self._lock = Form(), False, threading.Lock()
@@ -114,8 +120,7 @@ class OpenAIJudge:
 
     def score(self, items: Sequence[Item]) -> list[Judgement]:
         """Return one judgement for each item, in order; never raises for an item."""
-        key = self._settings.api_key
-        headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         breaker = CircuitBreaker(self._policy.open_after)
         with (
             httpx.Client(base_url=self._settings.url.rstrip("/") + "/", headers=headers) as client,
@@ -174,8 +179,7 @@ class OpenAIJudge:
 
     def _error(self, status: int, answer: str, headers: httpx.Headers, form: Form) -> Reply:
         """Return the reply of an answer with an error."""
-        key = self._settings.api_key
-        words = _words(answer).replace(key.get_secret_value(), "***") if key and key.get_secret_value() else _words(answer)
+        words = _words(answer).replace(self._key, "***") if self._key else _words(answer)
         said = f"HTTP {status}: {words[:SHOWN]}" if words else f"HTTP {status}"
         if "json_validate_failed" in answer or "failed_generation" in answer:  # Groq, of one answer
             return Reply(Failed("garbage", said), retry=True)
@@ -228,7 +232,7 @@ def _words(answer: str) -> str:
     """Return the message in the body of an error; the body itself if it is no JSON, and "" for a web page."""
     try:
         found = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "" if answer.lstrip().startswith("<") else " ".join(answer.split())
     for name in ("error", "message", "detail", "error_msg", "msg"):
         while isinstance(found, dict) and found.get(name):
@@ -241,7 +245,7 @@ def _status_within(answer: str) -> int:
     """Return the status of an answer with HTTP 200: that of the error in its body (OpenRouter, gateways), else 200."""
     try:
         body = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return 200
     error = body.get("error") if isinstance(body, dict) and not body.get("choices") else None
     if not error:

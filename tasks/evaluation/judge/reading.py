@@ -12,6 +12,7 @@ from tasks.evaluation.judge.base import HIGHEST, LOWEST, Failed, Judgement, Scor
 SHOWN = 200
 """Characters of an answer in the detail of a failure."""
 THOUGHT = re.compile(r"\A.*</(think|thinking|thought|reasoning)>", re.DOTALL | re.IGNORECASE)
+UNENDED = re.compile(r"\A\s*<(think|thinking|thought|reasoning)>.*", re.DOTALL | re.IGNORECASE)
 COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/|(?<=\s)#[^\n]*', re.DOTALL)
 TRAILING_COMMA = re.compile(r",(?=\s*[}\]])")
 NUMBER = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:(?:/|out\s+of)\s*10(?:\.0+)?)?", re.IGNORECASE)
@@ -23,7 +24,7 @@ def read_score(body: str) -> Judgement:
         choice = json.loads(body.removeprefix("\ufeff"))["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason")
         content = text_of(message.get("content"))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return Failed("garbage", f"{type(error).__name__} in {body[:SHOWN]!r}")
     scores = list(scores_in(content))
     if scores and all(str(score) == str(scores[0]) for score in scores):
@@ -42,12 +43,12 @@ def text_of(content: Any) -> str:
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if isinstance(content, dict):  # some servers parse the JSON
         return json.dumps(content)
-    return content or ""
+    return "" if content is None else str(content)
 
 
 def scores_in(content: str) -> Iterator[Any]:
     """Yield the value of "score" in each JSON object of a text; the number itself where the text is only that."""
-    text = THOUGHT.sub("", content).replace("\ufeff", "").strip()
+    text = UNENDED.sub("", THOUGHT.sub("", content)).replace("\ufeff", "").strip()
     if NUMBER.fullmatch(text):
         yield text
         return

@@ -102,7 +102,7 @@ def build(root: str, spec: dict[str, Any]) -> None:
     for device in DEVICES:
         open(root + device, "w").close()
         mount(device, root + device, None, MS_BIND)
-    with open(f"{root}/stdin", "w") as file:
+    with open(f"{root}/stdin", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(spec["stdin"])
     os.mkdir(f"{root}/work")
     mount("tmpfs", f"{root}/work", "tmpfs", MS_NOSUID | MS_NODEV, f"size={spec['disk']},nr_inodes={spec['files']},mode=1777")

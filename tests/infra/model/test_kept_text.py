@@ -66,6 +66,18 @@ def test_blanks_and_forms_of_unicode_lose_nothing(shown: str, settled: str) -> N
     assert kept_characters(shown, settled) == len(shown)
 
 
+@pytest.mark.parametrize(
+    ("shown", "settled", "kept"),
+    [
+        ("# 计算两个数的和", "# 计算两个数的总和", 9),
+        ("名前を表示する", "名前を表示するよ", 7),
+        ("データを読む", "データを書く", 4),
+    ],
+)
+def test_ideographs_and_kana_are_words_of_their_own(shown: str, settled: str, kept: int) -> None:
+    assert kept_characters(shown, settled) == kept
+
+
 def test_the_order_of_tokens_counts() -> None:
     assert kept_characters("f(a, b)", "f(b, a)") == 7 * (len("f(") + len("a") + len(")")) // 6
 

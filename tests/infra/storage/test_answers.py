@@ -319,3 +319,13 @@ def test_no_request_carries_a_checksum_that_older_servers_refuse(server: S3Serve
 def test_a_name_that_no_bucket_can_have_is_refused(address: str) -> None:
     with pytest.raises(Refused, match=r"store\.bucket"):
         connected(address, bucket="no bucket").put("a", b"")
+
+
+@pytest.mark.parametrize("body", [b"404 page not found\n", b"<html>Not Found</html>", b""])
+def test_a_proxys_404_is_no_missing_object(server: S3Server, store: ObjectStore, body: bytes) -> None:
+    store.put_json("k", RECORD)
+    server.always.append(Answer(404, body=body))
+    with pytest.raises(Unreachable):
+        store.find("k", ObjectReference)
+    with pytest.raises(Unreachable):
+        store.delete("k")

@@ -31,6 +31,14 @@ def settings_at(url, **fields):
     return schema.Judge(**settings)
 
 
+def test_blanks_around_the_key_are_no_part_of_it_and_another_sign_is_refused_without_it():
+    with Endpoint(lambda *_: (200, chat(7))).running() as url:
+        assert OpenAIJudge(settings_at(url, api_key="sk-secret\n"), QUICK).score([item()]) == [Scored(7.0)]
+    with pytest.raises(ValueError, match=r"evaluate\.judge\.api_key .*expected printable ASCII") as refused:
+        OpenAIJudge(settings_at("http://127.0.0.1:9/v1", api_key="sk\u2026secret"))
+    assert "secret" not in str(refused.value)
+
+
 def test_scores_are_in_the_order_of_the_items():
     def slow(material, _):
         time.sleep(0.2)

@@ -131,6 +131,8 @@ def test_a_rubric_without_the_word_json_gets_it_where_no_schema_is_sent(tmp_path
 
 
 READ = {
+    "a number": 7,
+    "a number with a point": 7.0,
     "fenced": '```json\n{"score": 7}\n```',
     "wordy": 'Here is my judgement:\n{"score": 7}\nIt stops halfway, so {more} is missing.',
     "a thought": '<think>A {"score": 3} at first? No.</think>\n\n{"score": 7}',
@@ -159,6 +161,7 @@ def test_a_score_is_read_wherever_it_is_clear(content: object) -> None:
 
 
 UNREAD: dict[str, tuple[object, str, FailureKind, str]] = {
+    "an unended thought": ('<think>\nThe form is {"score": 10}. Let me', "length", "cut_off", "finish_reason 'length'"),
     "two scores": ('{"score": 3} or {"score": 7}', "stop", "garbage", "2 different scores"),
     "percent": ('{"score": "85/100"}', "stop", "garbage", "85/100"),
     "a word": ('{"score": "high"}', "stop", "garbage", "'high'"),

@@ -297,3 +297,9 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
         counted = [match for match in judgements if not match[1]]
         result[name] = (max(counted)[2], False) if counted else (None, bool(judgements))
     return result
+
+
+@pytest.mark.parametrize("text", [" foo(bar)", "\n    foo(bar)"])
+def test_an_event_with_an_id_may_lack_the_blanks_at_the_start(text: str) -> None:
+    found = only([completion(text=text)], [feedback(completion_id="c", prefix="", suffix="", shown="foo(bar)")])
+    assert found.label is not None and (found.label.extent, found.label.accepted_characters) == (len(text), 8)

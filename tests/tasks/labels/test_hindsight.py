@@ -480,3 +480,13 @@ def test_the_same_labels_for_any_partition_order_and_delivery(history, seed: int
     divided, partitions = joined(served, told, seed, objects, 0)
     assert divided == whole
     assert partitions == len({c.time // HOUR for c in served})
+
+
+@pytest.mark.parametrize(("total", "kept"), [(20_000, 0), (0, 0), (3, 3), (8, 8), (None, 8)])
+def test_a_report_by_numbers_keeps_no_more_than_stands_there_and_nothing_of_a_paste(total: int | None, kept: int) -> None:
+    report = here(outcome="rejected", completion_id="c", settled_kept=8, settled_total=total)
+    assert row(accounted([asked(), behind()], [report]))["kept_characters"] == kept
+
+
+def test_a_request_without_an_end_of_time_ends_no_join() -> None:
+    assert row(accounted([asked(), behind(), behind(id="z", time=float("inf"))], []))["settled"] is not None

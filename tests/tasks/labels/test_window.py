@@ -117,3 +117,16 @@ def test_an_object_rewritten_after_planning_is_an_error() -> None:
     put(store, "a", ["1"], NOW)
     with pytest.raises(InputChanged, match=r"a.parquet: SHA-256 .* was erased in the meantime"):
         join_partition(store, partition)
+
+
+def test_a_clock_that_was_ahead_for_one_cycle_loses_no_request() -> None:
+    store, registry = MemoryStore(), MemoryRegistry(v1={})
+    registry.aliases["champion"] = "1"
+    put(store, "a", ["1"], NOW)
+    cycle(store, registry, "cycle-000001", NOW + 86_500)
+    registry.versions["2"], registry.aliases["champion"] = {"parent": "1", "cycle": "cycle-000001"}, "2"
+    put(store, "b", ["2"], NOW + 300)
+    put(store, "c", ["3"], NOW + 495)
+    assert cycle(store, registry, "cycle-000002", NOW + 500)[0] == ["2"]
+    registry.versions["3"], registry.aliases["champion"] = {"parent": "2", "cycle": "cycle-000002"}, "3"
+    assert cycle(store, registry, "cycle-000003", NOW + 900)[0] == ["3"]

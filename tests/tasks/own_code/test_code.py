@@ -1,5 +1,6 @@
 """Own code as samples and held-out places: files apart, no copy, no secret, shares of files and repositories."""
 
+import os
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from infra.redaction.redactor import Redactor
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Evaluate
 from infra.storage.store import from_parquet
+from tasks.evaluation.heldout.directory import read_code
 from tasks.own_code import code, places, repository
 from tasks.own_code.holes import holes_of
 from tasks.own_code.places import draw, share_of_file
@@ -192,3 +194,19 @@ def test_a_bare_repository_is_cloned(shop: Path, tmp_path: Path) -> None:
 )
 def test_the_name_of_a_repository_is_that_of_its_folder(source: str, name: str) -> None:
     assert repository.name_of(source) == name
+
+
+def test_a_file_whose_name_is_of_another_encoding_is_left_out(shop: Path, renderer: Renderer) -> None:
+    with open(os.fsencode(shop) + b"/lib/caf\xe9.py", "w") as file:
+        file.write(body("wordx"))
+    assert "wordx" not in str(samples(learned([shop], renderer)))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes(b"\xef\xbb\xbf" + body("w").encode())
+    (found,) = read_code(tmp_path)
+    assert found.text == body("w") and any(hole.function for hole in holes_of(found.text))
+
+
+def test_a_long_expression_has_holes() -> None:
+    assert holes_of("X = (\n" + " +\n".join(f"    'a{n}'" for n in range(4000)) + ")\n")

@@ -119,6 +119,17 @@ def test_a_completion_that_ends_before_the_tests_fails(early: str) -> None:
     assert passes(Program(before="", after="\nassert False\n"), early, LIMITS) == "failed"
 
 
+@pytest.mark.parametrize("end", ["exit()", "import sys; sys.exit()"])
+def test_a_program_may_end_behind_its_output(end: str) -> None:
+    program = Program(before="print(", after=f")\n{end}\n", cases=(Case(outputs=("3\n",)),))
+    assert [passes(program, text, LIMITS) for text in ("3", "4")] == ["passed", "failed"]
+
+
+def test_half_a_character_in_the_input_of_a_program_costs_no_test() -> None:
+    program = Program(before="input()\nprint(", after=")\n", cases=(Case(stdin="\ud83d\n", outputs=("3\n",)),))
+    assert passes(program, "3", LIMITS) in ("passed", "failed")
+
+
 def test_an_output_passes_by_its_lines_and_a_wrong_one_fails() -> None:
     program = Program(before="print(", after=")\n", cases=(Case(outputs=("3\n", "3.0")),))
     assert [passes(program, text, LIMITS) for text in ("3", "'3  '", "3.0", "4", "")] == ["passed"] * 3 + ["failed"] * 2
