@@ -138,17 +138,12 @@ def _typed() -> pl.Expr:
 def _by_id(impressions: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
     """Match by completion id. Such a client may send no place, but the shown text must still be part of the completion."""
     pairs = _with_same_start(impressions.rename({"completion_id": "served"}).join(served, on=["served", *WHO]))
-    of_place = (pl.col("shown") != "") & (pl.col("suffix") == pl.col("served_suffix"))
-    of_place &= _begins()
-    whole = (pl.col("prefix") == "") & pl.col("text").str.starts_with(pl.col("shown"))
-    begun = pl.col("text").str.strip_chars_start(BLANKS)
-    trimmed = (pl.col("prefix") == "") & (pl.col("shown") != "") & begun.str.starts_with(pl.col("shown"))
-    extent = pl.coalesce(
-        pl.when(of_place).then(_extent(_typed())),
-        pl.when(whole & (pl.col("shown") != "")).then(pl.col("shown").str.len_chars()),
-        pl.when(trimmed).then(pl.col("text").str.len_chars() - begun.str.len_chars() + pl.col("shown").str.len_chars()),
-        pl.when(whole).then(pl.col("text").str.len_chars()),
-    )
+    size, shown = pl.col("text").str.len_chars(), pl.col("shown").str.len_chars()
+    of_place = (shown > 0) & (pl.col("suffix") == pl.col("served_suffix")) & _begins()
+    alone = pl.col("prefix") == ""
+    begun = (pl.col("text"), pl.col("text").str.strip_chars_start(BLANKS))  # editors remove blanks at the start
+    of_text = [pl.when(alone & t.str.starts_with(pl.col("shown"))).then(size - t.str.len_chars() + shown) for t in begun]
+    extent = pl.coalesce(pl.when(of_place).then(_extent(_typed())), pl.when(alone & (shown == 0)).then(size), *of_text)
     return pairs.with_columns(extent=extent.cast(pl.Int64)).drop_nulls("extent")
 
 
