@@ -1,4 +1,4 @@
-"""The page of what each size of team needs (tasks/experiments/planning/capacity.py)."""
+"""The needs of teams of five sizes (tasks/experiments/planning/capacity.py)."""
 
 from evals.docs.schema import INTROS, table
 from infra.settings import Settings

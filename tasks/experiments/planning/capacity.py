@@ -212,7 +212,7 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
     test = min(longest, math.ceil(lasts / DAY) * DAY)  # whole days
     yield Row(
         "test",
-        f"{duration(lasts)} until {tested:,.0f} requests tell +{GAIN:.0%}",
+        f"{duration(lasts)} until {tested:,.0f} requests show +{GAIN:.0%}",
         f"computed: acceptance {ACCEPTANCE:.0%}, level 5 %, power 80 %, requests of one user as different as those of two; "
         "`tabloop plan` knows the team's own",
         lasts / longest,
