@@ -79,7 +79,8 @@ def message_of(error: Exception) -> str:
         request = getattr(error, "_request", None)
         text = f"no answer from {request.url}: {text}" if request else text
     elif _refused(error, names):
-        text = f"{error.request.url} refuses the password of the settings that this command reads"  # type: ignore[attr-defined]
+        request = getattr(error, "_request", None)
+        text = f"{request.url if request else 'a server'} refuses the password of the settings that this command reads"
     elif "infra.settings.sources.SettingsError" in names and text.count("\n") == 1:
         text = text.replace(":\n  ", ": ", 1)
     following = next((NEXT[name] for name in names if name in NEXT), "")
@@ -88,7 +89,8 @@ def message_of(error: Exception) -> str:
 
 def _refused(error: Exception, names: list[str]) -> bool:
     """Return whether a server refused the credentials."""
-    return "httpx.HTTPStatusError" in names and error.response.status_code in (401, 403)  # type: ignore[attr-defined]
+    response = getattr(error, "response", None)
+    return "httpx.HTTPStatusError" in names and response is not None and response.status_code in (401, 403)
 
 
 def discard_output() -> None:

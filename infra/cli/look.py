@@ -134,7 +134,7 @@ def capacity(
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Show what a rate of requests needs, what ends first, and where each number was measured."""
+    """Show the parts that a rate of requests needs, the first limit that it reaches, and the source of each number."""
     from infra import settings
     from tasks.experiments.planning import capacity as planned
 

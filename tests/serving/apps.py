@@ -48,7 +48,7 @@ async def fastapi_apps(apps: Sequence[FastAPI], connections: Connections) -> Asy
 
 
 async def _main_loop(server: Server, ended: asyncio.Event) -> None:
-    """uvicorn's main loop, which looks for the end every 100 ms; this one is told."""
+    """uvicorn's main loop, which looks for the end every 100 ms; this one ends with the event."""
     ticks = 0
     while not ended.is_set():
         await server.on_tick(ticks)

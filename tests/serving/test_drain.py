@@ -130,18 +130,18 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
             engine.delay = DELAY
         short, long = Stream(client, url, SHORT), Stream(client, url, TOKENS)
         await asyncio.gather(short.begun(), long.begun())
-        told = time.monotonic()
+        signalled = time.monotonic()
         process.send_signal(signal.SIGTERM)
         for each in (url, feedback_url):
             not_ready = await until_status(client, f"{each}/ready", 503, process, tmp_path / "log")
             assert not_ready.json() == {"ready": False} and not_ready.headers["connection"] == "close"
         late = Stream(client, url, 1)  # a balancer that has not noticed yet
         assert await short.task and await late.task and not await long.task
-        cut_after = time.monotonic() - told
+        cut_after = time.monotonic() - signalled
         with pytest.raises(httpx.ConnectError):
             await client.get(f"{url}/ready")
         assert await process.wait() == 0, (tmp_path / "log").read_text()
-        assert time.monotonic() - told < GRACE + 3
+        assert time.monotonic() - signalled < GRACE + 3
         assert GRACE > cut_after > GRACE - SHIP_SECONDS - 0.2, "it had all of the time for streams"
         assert [engine.up for engine in engines] == [True, True]
         for engine in engines:  # they are servers of their own
@@ -174,10 +174,10 @@ async def test_a_store_that_does_not_answer_holds_the_end_no_longer_than_the_gra
             async with httpx.AsyncClient(headers={"Authorization": "Bearer t"}) as client:
                 feedback = {"completion_id": "made-up", "outcome": "accepted"}
                 assert (await client.post(f"{url}/v1/feedback", json=feedback)).status_code == 200
-            told = time.monotonic()
+            signalled = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0, (tmp_path / "log").read_text()
-            assert time.monotonic() - told < SHIP_SECONDS + 4
+            assert time.monotonic() - signalled < SHIP_SECONDS + 4
     (segment,) = (tmp_path / "spool/feedback").glob("*.jsonl")
     assert "made-up" in segment.read_text(), "the next start ships it"
 

@@ -1,6 +1,6 @@
-"""What a rate of requests needs: replicas, GPUs, objects, looks of the gate, the join; and what ends first. Pure.
+"""Replicas, GPUs, objects, looks of the gate, tests and joins for a rate of requests, and the first limit that it reaches. Pure.
 
-Every number states where it was measured, or that it is assumed. infra/docs/measurements.md has the measurements.
+Every number has its source: a measurement, or an assumption. infra/docs/measurements.md has the measurements.
 """
 
 import math
@@ -39,7 +39,7 @@ NORMAL = 1.96 + 0.8416
 
 @dataclass(frozen=True)
 class Cost:
-    """What one unit costs, and how it is known."""
+    """The cost of a unit, and its source."""
 
     value: float
     basis: str
@@ -83,7 +83,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Row:
-    """A part, what it needs, and how that is known."""
+    """A part, its needs, and the source of their numbers."""
 
     part: str
     needs: str
@@ -94,20 +94,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a load needs."""
+    """The needs of a load."""
 
     load: Load
     rows: Sequence[Row]
     do: str
-    """What to do about the part that ends first."""
+    """Advice on the part that reaches its limit first."""
 
     @property
     def first(self) -> Row:
-        """The part that ends first."""
-        return max(self.rows, key=lambda row: row.used)
+        """The part that reaches its limit first."""
+        return first_of(self.rows)
 
     def __str__(self) -> str:
-        """Return the numbers as text, and below them how each is known."""
+        """Return the numbers as text, and below them their sources."""
         load, width = self.load, max(len(row.part) for row in self.rows)
         lines = [f"{load.per_day:,.0f} completions a day in {load.hours:g} hours, {load.prompt:,} tokens of prompt", ""]
         lines += [f"{row.part:{width}}  {row.needs}" for row in self.rows]
@@ -128,10 +128,10 @@ class Capacity:
 def per_day(text: str) -> float:
     """Return the requests a day of a rate such as 10000/day, 1M/day, 300/hour or 5/s. Raises NotARate."""
     match = RATE.fullmatch(text.strip())
-    number = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
-    if not match or number <= 0:
+    found = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
+    if not match or found <= 0:
         raise NotARate(f"--requests: expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s, got {text!r}")
-    return number * DAY / UNITS[match[3]]
+    return found * DAY / UNITS[match[3]]
 
 
 def number(value: float) -> str:
@@ -139,10 +139,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def first_of(rows: Sequence[Row]) -> Row:
+    """Return the part that reaches its limit first."""
+    return max(rows, key=lambda row: row.used)
+
+
 def capacity(load: Load, settings: Settings, gpu_rate: Cost = GPU_RATE) -> Capacity:
-    """Return what a load needs, with these settings."""
+    """Return the needs of a load with these settings."""
     rows = [*_serving(load, settings, gpu_rate), *_bucket(load, settings), *_gate(load, settings), *_cycle(load, settings)]
-    first = max(rows, key=lambda row: row.used)
+    first = first_of(rows)
     return Capacity(load, tuple(rows), ADVICE[first.part] if first.used >= 0.5 else "Nothing has to change.")
 
 
@@ -151,13 +156,12 @@ ADVICE = {
     "look: CPU": f"{LESS_OFTEN}, or end tests earlier (experiment.max_seconds).",
     "look: GETs": f"{LESS_OFTEN}, or ship larger objects (serving.ship_seconds).",
     "test": "Let more developers take part (serving.terms.experiments), or look for a larger gain; `tabloop plan` has both.",
-    "join: memory": "Give the flow more memory, or a shorter window; Dask takes the join, not the accounting "
-    "(orchestration.dask_scheduler).",
+    "join: memory": "Give the flow more memory; Dask takes the join, not the accounting (orchestration.dask_scheduler).",
     "join: time": "Let Dask join the partitions (orchestration.dask_scheduler), or run cycles less often.",
     "registry": "Follow the registry less often (serving.follow_seconds).",
     "first cycle": "Set collect.min_samples lower, or serve more developers or projects with one model.",
 }
-"""What to do where a part ends first."""
+"""Advice by the part that reaches its limit first."""
 FLOW_MEMORY = 24e9
 """Bytes of memory of the machine on which flows run."""
 CYCLE_SECONDS = HOUR

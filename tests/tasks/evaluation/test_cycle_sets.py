@@ -136,8 +136,8 @@ def written(number: int, time: float, user: str = "u", file: str = "", settled: 
     name = f"{number}-{user[0]}"
     text = f"settled_{number} = call({number})" if settled is None else settled
     asked = completion(name, time=time, user=user, file=file, prefix=f"value_{number} = ")
-    told = feedback(name, time=time + 1, user=user, prefix=f"value_{number} = ", outcome="rejected", settled=text)
-    return asked, told
+    rejection = feedback(name, time=time + 1, user=user, prefix=f"value_{number} = ", outcome="rejected", settled=text)
+    return asked, rejection
 
 
 @pytest.fixture
