@@ -41,6 +41,7 @@ from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots import client
+from serving.slots.adapters import AdapterClient
 from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
@@ -86,10 +87,17 @@ def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: P
     """Return the client of the engine, or engines, of a slot."""
     setting, secret = settings.serving.engines[slot], settings.serving.engine_token
     token = secret.get_secret_value() if secret else None
+    held = VersionCache(settings_.path(settings.serving.state)).slot_version(slot)
+
+    def connect(url: str, host: str = "") -> EngineClient:
+        if settings.serving.adapters:
+            return AdapterClient(http, url, token, host, held[1] if held else "")
+        return EngineClient(http, url, token, host)
+
     if isinstance(setting, str):
-        return EngineClient(http, setting, token)
+        return connect(setting)
     if isinstance(setting, tuple):
-        return EngineGroup(lambda url, host: EngineClient(http, url, token, host), setting)
+        return EngineGroup(connect, setting)
     return ExternalEngine(http, setting, policy)
 
 

@@ -102,9 +102,9 @@ def merge(
     out: Annotated[Path, typer.Argument(help="directory to write, which is not there yet", show_default=False)],
 ) -> int:
     """Merge an adapter into its base: write full weights, in float32."""
+    from infra.model.adapter_files import UnsuitableAdapter
+    from infra.model.adapter_files import merge as merge_files
     from infra.model.architectures import UnsupportedCheckpoint
-    from tasks.trainer.model.adapter_files import UnsuitableAdapter
-    from tasks.trainer.model.adapter_files import merge as merge_files
 
     if out.exists():
         raise errors.Failed(f"{out} is there already, expected a new directory: name another one", errors.WRONG_USE)

@@ -3,7 +3,11 @@
 A linear layer of weight W, [out, in], with an adapter of rank r computes (W + scale B A) x, with A [r, in] and B [out, r].
 """
 
+import json
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.model.architectures import Architecture
 
@@ -20,6 +24,26 @@ PREFIX = "base_model.model."
 """Before the names of tensors in these files."""
 BASE_KEY = "base_sha256"
 """Key of the weights file's metadata with the SHA-256 of the weights that the adapter belongs to."""
+
+FOLDER = "adapter"
+"""Folder of the adapter within the whole weights that were made of it."""
+BASE_NAME = "base.json"
+"""File of a version's folder that names the version whose weights the adapter belongs to."""
+
+
+class UnsuitableAdapter(ValueError):
+    """An adapter that is damaged, or does not belong to its base."""
+
+
+class BaseVersion(BaseModel):
+    """base.json: the registered version, with weights of its own, that an adapter belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str
+    """Number in the registry."""
+    source: str
+    """URI of its checkpoint in the object store."""
 
 
 def scale(rank: int) -> float:
@@ -76,3 +100,54 @@ def config(model: Architecture, rank: int, frozen_layers: int, base: str) -> dic
         "inference_mode": True,
         **some,
     }
+
+
+def is_adapter(directory: Path) -> bool:
+    """Return whether a version's folder holds an adapter in place of weights."""
+    return (directory / CONFIG_NAME).exists()
+
+
+def base_version(directory: Path) -> BaseVersion:
+    """Return the version that an adapter belongs to. Raises UnsuitableAdapter: base.json cannot be read."""
+    file = directory / BASE_NAME
+    try:
+        return BaseVersion.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UnsuitableAdapter(
+            f"{file}: cannot be read ({error}), expected version and source of the adapter's base; fetch the version again"
+        ) from None
+
+
+def check_continues(directory: Path, rank: int, frozen_layers: int, version: str) -> None:
+    """Raise UnsuitableAdapter unless an update of this rank, above these layers, can train an adapter further.
+
+    Args:
+        version: the adapter's version, for the message.
+    """
+    actual = rank_of(directory)
+    layers = json.loads((directory / CONFIG_NAME).read_text()).get("layers_to_transform") or [0]
+    for setting, wanted, found in (("adapter_rank", rank, actual), ("frozen_layers", frozen_layers, min(layers))):
+        if wanted != found:
+            raise UnsuitableAdapter(
+                f"train.{setting} = {wanted}, the adapter of version {version} has {found}: expected {found}; or "
+                "train one cycle with train.adapter_rank = 0, whose version has weights of its own, and a new adapter after it"
+            )
+
+
+def rank_of(directory: Path) -> int:
+    """Return the rank in adapter_config.json. Raises UnsuitableAdapter: it cannot be read, or has another scale or kind."""
+    file = directory / CONFIG_NAME
+    try:
+        config: Any = json.loads(file.read_text())
+        rank, kind = config["r"], config["peft_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnsuitableAdapter(
+            f"{file}: cannot be read ({type(error).__name__}: {error}), expected peft's configuration of an adapter"
+        ) from None
+    expected = {"peft_type": "LORA", "lora_alpha": ALPHA, "use_rslora": False, "use_dora": False}
+    for key, value in (expected | {"bias": "none", "modules_to_save": None}).items():
+        if config.get(key, value) != value:
+            raise UnsuitableAdapter(f"{file}: {key} = {config[key]!r}, expected {value!r}, as train.adapter_rank writes it")
+    if kind != "LORA" or type(rank) is not int or rank < 1:
+        raise UnsuitableAdapter(f"{file}: r = {rank!r}, peft_type = {kind!r}, expected a positive integer and 'LORA'")
+    return rank

@@ -6,11 +6,12 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from infra.model import adapters
 from infra.registry.client import Registry
 from infra.storage.store import CHECKSUMS, ObjectStore
 
 KEPT = 8
-"""Downloads to keep, the last used: a cycle uses four at most (parent, champion, a reference, an optimizer's state)."""
+"""Downloads to keep, the last used: a cycle uses six at most (parent, champion, a reference, an optimizer's state, two bases)."""
 
 
 def prefix_of(source: str, bucket: str) -> str:
@@ -26,17 +27,26 @@ def optimizer_prefix(checkpoint: str) -> str:
     return f"optimizers/{checkpoint.rsplit('/', 1)[-1]}"
 
 
-def adapter_prefix(checkpoint: str) -> str:
-    """Return the prefix of the adapter that a checkpoint has merged."""
-    return f"adapters/{checkpoint.rsplit('/', 1)[-1]}"
-
-
 def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path:
-    """Return the directory of a version's checkpoint; download it if necessary.
+    """Return the directory of a version's whole checkpoint; download it if necessary.
 
-    Its name holds its checksum: another registry's version of the same number is another checkpoint.
+    Its name holds its checksum: another registry's version of the same number is another checkpoint. A version that is stored
+    as an adapter is merged with its base, and its adapter lies in adapters.FOLDER.
+
+    Raises:
+        UnsuitableAdapter: the adapter is damaged, or does not belong to its base.
     """
     return _download(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
+
+
+def fetch_base(store: ObjectStore, adapter: Path, folder: Path) -> Path:
+    """Return the directory of the checkpoint that an adapter belongs to; download it if necessary.
+
+    Raises:
+        UnsuitableAdapter: the adapter does not name it.
+    """
+    base = adapters.base_version(adapter)
+    return _download(store, prefix_of(base.source, store.bucket), folder, f"version-{base.version}")
 
 
 def fetch_optimizer(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path | None:
@@ -55,6 +65,8 @@ def _download(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
     partial = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder))
     try:
         store.get_directory(prefix, partial)
+        if adapters.is_adapter(partial):
+            _complete(store, partial, folder)
         os.replace(partial, target)
     except OSError:
         if not target.is_dir():  # else another run was quicker
@@ -62,6 +74,19 @@ def _download(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _complete(store: ObjectStore, partial: Path, folder: Path) -> None:
+    """Turn a download of an adapter into the whole checkpoint."""
+    from infra.model.adapter_files import complete  # imports torch
+
+    base, adapter = fetch_base(store, partial, folder), partial.with_name(f"{partial.name}-adapter")
+    os.replace(partial, adapter)
+    partial.mkdir(mode=0o700)
+    try:
+        complete(base, adapter, partial)
+    finally:
+        shutil.rmtree(adapter, ignore_errors=True)
 
 
 def _make_room(folder: Path) -> None:

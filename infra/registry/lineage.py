@@ -9,6 +9,8 @@ PARENT_TAG = "parent"
 """Tag of a model version: the version it was trained from."""
 CYCLE_TAG = "cycle"
 """Tag of a model version: the cycle that made it."""
+BASE_TAG = "base"
+"""Tag of a model version that is stored as an adapter: the version whose weights it belongs to."""
 DATASET_TAG = "manifest_sha256"
 """Tag of a model version and of its run: the id of the data set that it was trained on."""
 

@@ -2,6 +2,10 @@
 
 # ruff: noqa: F401, other modules import from here
 
+from typing import Self
+
+from pydantic import model_validator
+
 from infra.settings.collect import Collect, Hindsight
 from infra.settings.evaluation import Evaluate, Gate, HeldOut, Judge
 from infra.settings.experiment import Experiment
@@ -55,3 +59,12 @@ class Settings(Section):
     """Retention."""
     stack: Stack = Stack()
     """The local stack."""
+
+    @model_validator(mode="after")
+    def _evaluation_has_an_engine(self) -> Self:
+        if self.serving.adapters and self.evaluate.engine == "slot":
+            raise ValueError(
+                f'evaluate.engine = "slot", expected "own" with serving.adapters = {self.serving.adapters}: both slots may be '
+                "one engine, which always serves the champion"
+            )
+        return self

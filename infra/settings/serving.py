@@ -206,6 +206,8 @@ class Limits(Section):
     limit, for an app behind a balancer, which is the only peer and has limits of its own."""
 
 
+LEAST_ADAPTERS = 4
+"""Least serving.adapters above 0."""
 SHIP_SECONDS = 5.0
 """Seconds at the end of drain.grace_seconds for shipping the spool. When they begin, requests that still run are cut, and
 recorded as disconnected. What is not shipped stays on the disk."""
@@ -295,6 +297,10 @@ class Serving(Section):
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
     """The two engine slots: the URL of an engine of tabloop, a list of URLs of engines that share the slot's completions, or a
     table that describes an external server. A name with several IP addresses in such a list is an engine for each."""
+    adapters: int = Field(0, ge=0, le=64)
+    """Versions that one engine of tabloop holds at once, as adapters of `model.base` (train.adapter_rank), at least 4. Both slots
+    may then name the same engine, which serves champion and challenger in one batch. 0: an engine holds one version, with whole
+    weights. On a CPU adapters take four times the time of whole weights (infra/docs/measurements.md)."""
     engine_host: str = ""
     """Address on which tabloop's engines listen, at the ports of their URLs; empty: the URL's own host. Where that is the name of
     a service or a proxy, an address of the engine's machine: "0.0.0.0" is all of them."""
@@ -317,6 +323,18 @@ class Serving(Section):
     """Limits of connections."""
     drain: Drain = Drain()
     """How the app ends."""
+
+    @model_validator(mode="after")
+    def _slots_are_apart(self) -> Self:
+        first, second = (set(own_engines(engine)) for engine in self.engines)
+        if 0 < self.adapters < LEAST_ADAPTERS:
+            raise ValueError(
+                f"adapters = {self.adapters}, expected 0 or at least {LEAST_ADAPTERS}: the versions of two slots, one that is "
+                "loaded, and one to go back to"
+            )
+        if not self.adapters and (shared := sorted(first & second)):
+            raise ValueError(f"engines: both slots name {shared[0]}; name two engines, or set serving.adapters")
+        return self
 
     @field_validator("token_file", mode="before")
     @classmethod

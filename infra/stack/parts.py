@@ -67,6 +67,7 @@ def parts(settings: Settings) -> dict[str, Part]:
             _engine(slot, member, address)
             for slot, setting in enumerate(settings.serving.engines)
             for member, address in enumerate(own_engines(setting))
+            if not (slot and address in own_engines(settings.serving.engines[0]))  # one engine for both slots
         ),
         *([_evaluation_engine(settings)] if settings.evaluate.engine == "own" else []),
         _serving(settings),

@@ -1,6 +1,7 @@
 """Start the engine of one slot: `python -m serving.engine --slot 0`; with `--evaluation`, the evaluation's, which serves nobody.
 
-It holds `--model DIR --version V` if given, else the version that the slot held last, else the base model.
+It holds `--model DIR --version V` if given, else the version that the slot held last, else the base model; with serving.adapters
+the base model, and versions as adapters of it.
 """
 
 import argparse
@@ -25,15 +26,12 @@ SPECULATION = (
     "speculation was tried with the log-probabilities that training needs"
 )
 UNSUPPORTED_ARGUMENTS = {
-    "enable_lora": (
-        "vLLM 0.32 gives a request for the base weights the adapter's output when both are in one batch, so records would name "
-        "weights that did not sample them; merge the adapter into a checkpoint and register that"
-    ),
+    "enable_lora": "set serving.adapters, the number of versions that an engine holds as adapters",
     "speculative_config": SPECULATION,
     "spec_method": SPECULATION,
     "spec_model": SPECULATION,
 }
-"""vLLM arguments refused at start, with the reason. protocol.py and worker.py avoid the other known defects."""
+"""vLLM arguments refused at start, with the reason. protocol.py, worker.py and adapters.py avoid the other known defects."""
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -57,7 +55,8 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise SystemExit for an argument that makes vLLM 0.32 serve wrong results. Imports no vLLM."""
+    """Raise SystemExit for an argument that another setting sets, or with which vLLM 0.32 serves wrong results. Imports no
+    vLLM."""
     for name, reason in UNSUPPORTED_ARGUMENTS.items():
         if arguments.get(name):
             raise SystemExit(f"engine: serving.engine_arguments.{name} = {str(arguments[name])[:80]}: {reason}; remove it")
@@ -78,7 +77,8 @@ def checkpoints_of(settings: Settings, slot: int | None, member: int = 0) -> Che
     state, most = settings_.path(settings.serving.state), settings.serving.most_deltas
     if slot is None:
         return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most)
-    return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most, member)
+    as_adapters = settings.serving.adapters > 0
+    return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most, member, as_adapters)
 
 
 def main(arguments: list[str], variables: Mapping[str, str]) -> int:
@@ -99,7 +99,8 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
             os.environ[name] = value
     os.umask(files.PRIVATE)
     checkpoints = checkpoints_of(settings, options.slot, options.member)
-    last = None if options.evaluation else checkpoints.last(options.slot)
+    adapters = 0 if options.evaluation else settings.serving.adapters
+    last = None if options.evaluation or adapters else checkpoints.last(options.slot)
     model, version = choose_model(settings, last, options.model, options.version)
     try:
         architectures.check(model)
@@ -110,8 +111,8 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
 
     from serving.engine import server
 
-    llm = server.build_llm(settings.serving.engine_arguments, str(model))
-    return uvloop.run(server.serve(llm, version, where, checkpoints))
+    llm = server.build_llm(settings.serving.engine_arguments, str(model), adapters)
+    return uvloop.run(server.serve(llm, version, where, checkpoints, adapters))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -23,7 +24,9 @@ COMMON: dict[str, Any] = {
 """Parameters of every row."""
 
 
-async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncGenerator[BatchResult]:
+async def run(
+    llm: AsyncLLM, batch: Batch, version: Callable[[], str], adapter: LoRARequest | None = None
+) -> AsyncGenerator[BatchResult]:
     """Yield the result of each prompt as it ends; closing the generator stops the others in the engine.
 
     Raises:
@@ -34,7 +37,7 @@ async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncG
     async def one(row: int) -> BatchResult:
         if (held := version()) != batch.version:
             raise WrongVersion(f"holds version {held}, asked for {batch.version}")
-        result = await _complete(llm, batch, row)
+        result = await _complete(llm, batch, row, adapter)
         if (held := version()) != batch.version:
             raise WrongVersion(f"got version {held} while version {batch.version} was evaluated")
         return result
@@ -49,11 +52,11 @@ async def run(llm: AsyncLLM, batch: Batch, version: Callable[[], str]) -> AsyncG
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _complete(llm: AsyncLLM, batch: Batch, row: int) -> BatchResult:
+async def _complete(llm: AsyncLLM, batch: Batch, row: int, adapter: LoRARequest | None) -> BatchResult:
     given, parameters = _sampled(batch, row) if batch.scored is None else _scored(batch, row, batch.scored[row])
     prompt: Any = {"prompt_token_ids": given}
     final = None
-    async for output in llm.generate(prompt, parameters, uuid.uuid4().hex):
+    async for output in llm.generate(prompt, parameters, uuid.uuid4().hex, lora_request=adapter):
         final = output
     if final is None or not final.finished:
         raise EngineDead("it ended in the middle of a batch")

@@ -43,7 +43,8 @@ class EngineDead(RuntimeError):
 class EngineBackend(Protocol):
     """The engine behind the routes (server.VLLMEngine)."""
 
-    version: str
+    def holds(self, version: str) -> bool:
+        """Whether it can sample with a version."""
 
     @property
     def fatal_error(self) -> str:
@@ -138,8 +139,8 @@ class Endpoints:
         engine, first, finished = self._engine, True, False
         try:
             request = EngineRequest.parse(fields)
-            if request.version not in (None, engine.version):
-                outbox.put([number, 409, f"holds version {engine.version}, asked for {request.version}"])
+            if request.version is not None and not engine.holds(request.version):
+                outbox.put([number, 409, f"holds version {engine.health().version}, asked for {request.version}"])
                 return
             async with aclosing(engine.generate(request)) as deltas:
                 async for delta in deltas:

@@ -8,7 +8,8 @@
     POST /fetch     {"version": ., "source": .} -> EngineCopy: the version on the engine's disk, downloaded from the object store
                                                 if needed; 409 if it is refused, 503 if it is not available now
     POST /swap      {"path": ..., "version": .} -> SwapResult; 409, with the engine unchanged, if the checkpoint does not fit;
-                                                with "idle": true also 503 while it samples completions
+                                                with "idle": true also 503 while it samples completions. With adapters
+                                                the engine holds the version beside the others
     GET  /health                                -> Health; without the token an empty object
     POST /batch                                 evaluation's own (infra/model/batches.py)
 
@@ -46,7 +47,7 @@ class EngineRequest:
     top_p: float
     stop_token_ids: list[int]
     version: str | None = None
-    """The engine refuses the request unless it holds this version; None accepts any."""
+    """Version to sample with; the engine refuses the request unless it holds it. None: any."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields for JSON. Unlike dataclasses.asdict, it does not copy the token ids."""
@@ -101,6 +102,8 @@ class Health:
     """Number of requests in the engine."""
     path: str = ""
     """Directory of the weights."""
+    versions: tuple[str, ...] = ()
+    """All versions that it holds as adapters (serving.adapters); none if it holds one, with whole weights."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM behind the protocol, with weights that can be swapped. Only this module and worker.py import vLLM."""
+"""vLLM's AsyncLLM behind the protocol, with weights that can be swapped."""
 
 import asyncio
 import gc
@@ -6,26 +6,22 @@ import os
 import secrets
 import signal
 import time
-import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
-from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from infra.http.web import own_names
 from infra.model.batches import Batch, BatchResult
-from serving.engine import batches
+from serving.engine.adapters import AdapterEngine
 from serving.engine.checkpoints import Checkpoints
-from serving.engine.endpoints import Busy, Endpoints, EngineDead, PromptRefused
+from serving.engine.endpoints import Busy, Endpoints
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult
+from serving.engine.sampling import run_batch, sample, warm_up
 from serving.engine.unauthenticated import Unauthenticated, listen
 from serving.engine.where import Where
 
@@ -48,68 +44,32 @@ class VLLMEngine:
         self._path = str(llm.model_config.model)
         self._swap_failure = ""
 
+    def holds(self, version: str) -> bool:
+        """Whether it can sample with a version."""
+        return version == self.version
+
     @property
     def fatal_error(self) -> str:
         """Why this process must end; empty while it can run."""
         return self._swap_failure or ("vLLM's engine has ended" if self._llm.errored else "")
 
     async def start(self) -> None:
-        """Label the weights and warm up every code path, so that the first request is as fast as the rest."""
+        """Label the weights and warm up."""
         await self._llm.collective_rpc("tabloop_prepare")
         await self._llm.update_weight_version(self.version)
-        for temperature in (1.0, 0.8):
-            warm_up = EngineRequest([1] * 40, max_tokens=4, temperature=temperature, top_p=1.0, stop_token_ids=[])
-            async for _ in self.generate(warm_up):
-                pass
+        await warm_up(self)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
-        """Sample a completion; closing the generator stops it in the engine.
-
-        Raises:
-            PromptRefused: vLLM refuses the request, for example because its prompt is too long.
-            EngineDead: the engine has ended.
-        """
-        parameters = SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            stop_token_ids=request.stop_token_ids,
-            logprobs=0,  # the sampled token only
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            skip_clone=True,  # the object is not shared
-        )
-        prompt: Any = {"prompt_token_ids": request.prompt_token_ids}
-        try:
-            async for output in self._llm.generate(prompt, parameters, uuid.uuid4().hex):
-                sampled = output.outputs[0]
-                tokens = list(sampled.token_ids)
-                ranked: Sequence[Any] = sampled.logprobs or []
-                logprobs = [row[token].logprob for token, row in zip(tokens, ranked, strict=True)]
-                spans = tuple((span.version, span.start, span.end) for span in sampled.weight_versions or ())
-                finish: Any = sampled.finish_reason
-                yield Delta(tokens, logprobs, self.version, finish, spans)
-        except VLLMClientError as error:
-            raise PromptRefused(str(error)) from error
-        except EngineDeadError as error:
-            raise EngineDead(str(error)) from error
+        """Sample a completion. See sample."""
+        async with aclosing(sample(self._llm, request, lambda: self.version)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
-        """Sample or score the prompts of a batch; results come as they end.
-
-        Raises:
-            PromptRefused: vLLM refuses a prompt.
-            WrongVersion: the engine holds another version, or got one in the meantime.
-            EngineDead: the engine has ended.
-        """
-        try:
-            async with aclosing(batches.run(self._llm, batch, lambda: self.version)) as results:
-                async for result in results:
-                    yield result
-        except VLLMClientError as error:
-            raise PromptRefused(str(error)) from error
-        except EngineDeadError as error:
-            raise EngineDead(str(error)) from error
+        """Sample or score the prompts of a batch; results come as they end. See run_batch."""
+        async with aclosing(run_batch(self._llm, batch, lambda: self.version)) as results:
+            async for result in results:
+                yield result
 
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         """Load another version's weights. Running requests continue with them, their KV cache recomputed.
@@ -162,9 +122,15 @@ class VLLMEngine:
         self._llm.shutdown(timeout=5)
 
 
-def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
-    """Return an AsyncLLM with the settings' arguments. Must be called outside an event loop."""
+def build_llm(arguments: Mapping[str, Any], model: str, adapters: int = 0) -> AsyncLLM:
+    """Return an AsyncLLM with the settings' arguments. Must be called outside an event loop.
+
+    Args:
+        adapters: most versions that it holds at once beside its base, as adapters; 0: it holds none.
+    """
     options = {"disable_log_stats": True, "seed": secrets.randbits(32), **arguments, **REQUIRED_ARGUMENTS, "model": model}
+    if adapters:
+        options |= {"enable_lora": True, "max_loras": adapters + 1, "max_cpu_loras": adapters + 1}
     quiet = options.pop("disable_log_stats")
     config = AsyncEngineArgs(**options).create_engine_config()
     if current_platform.is_cpu():
@@ -173,10 +139,10 @@ def build_llm(arguments: Mapping[str, Any], model: str) -> AsyncLLM:
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
 
 
-async def serve(llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints | None) -> int:
-    """Serve until a signal or until the engine fails; return the exit status."""
+async def serve(llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints, adapters: int = 0) -> int:
+    """Serve until a signal or until the engine fails; return the exit status. `adapters`: as of build_llm."""
     loop = asyncio.get_running_loop()
-    engine = VLLMEngine(llm, version)
+    engine = AdapterEngine(llm, version, checkpoints, adapters) if adapters else VLLMEngine(llm, version)
     await engine.start()
     gc.collect()
     gc.freeze()  # keeps later collections, in the middle of completions, from scanning vLLM's modules

@@ -54,6 +54,10 @@ class VersionCache:
         self._state = state
         self._most_deltas = most_deltas
 
+    def folder(self, name: str) -> Path:
+        """Return a folder beside the versions."""
+        return self._state / name
+
     def path(self, version: str) -> Path | None:
         """Return a version's directory, or None if it is not on this disk."""
         path = self._state / "versions" / version

@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from infra import settings as settings_
+from infra.model import adapters
 from infra.model.fim import Renderer
 from infra.registry import checkpoints
 from infra.registry.client import NotRegistered, Registry
@@ -35,6 +36,13 @@ class Context:
     def checkpoint(self, version: str) -> Path:
         """Return the directory of a version's checkpoint, downloaded where it is missing."""
         return checkpoints.fetch(self.store, self.registry, version, self._versions())
+
+    def adapter(self, version: str) -> tuple[Path, Path] | None:
+        """Return the directories of a version's base and of its adapter; None if it has weights of its own."""
+        adapter = self.checkpoint(version) / adapters.FOLDER
+        if not adapters.is_adapter(adapter):
+            return None
+        return checkpoints.fetch_base(self.store, adapter, self._versions()), adapter
 
     def remaining_checkpoint(self, version: str) -> Path | None:
         """Return the directory of a version's checkpoint; None if the checkpoint or the version was removed."""

@@ -56,7 +56,7 @@ def evaluate(context: Context, manifest: Manifest, candidate: Candidate) -> Eval
 
 def sources_of(context: Context, manifest: Manifest, candidate: Candidate, champion: Path) -> Mapping[Path, str]:
     """Upload the candidate; return the address of each checkpoint, for an engine that does not share this machine's disk."""
-    uploaded = registering.upload(context.store, manifest.cycle, candidate.checkpoint)
+    uploaded = registering.upload_candidate(context.store, context.registry, manifest, candidate)
     return {candidate.checkpoint: context.store.uri(uploaded), champion: context.registry.version(manifest.champion).source}
 
 

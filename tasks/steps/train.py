@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from prefect.logging import get_run_logger
 
+from infra.model import adapters
 from infra.records import CycleOutcome, Manifest
 from infra.settings.collect import Collect
 from infra.settings.training import Train
@@ -71,9 +72,18 @@ def weight_shares_of(manifest: Manifest, settings: Collect) -> dict[str, float]:
 
 
 def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:
-    """Return the champion's checkpoint and the parent's optimizer state, where the training settings ask for them."""
+    """Return the champion's checkpoint, the parent's optimizer state and its adapter, where the training settings ask for them.
+
+    Raises:
+        UnsuitableAdapter: the parent's adapter has another rank, or other layers, than the settings ask for.
+    """
     to_champion = wanted.kl_weight > 0 and wanted.kl_reference == "champion"
+    base, adapter = (wanted.adapter_rank and context.adapter(manifest.parent)) or (None, None)
+    if adapter:
+        adapters.check_continues(adapter, wanted.adapter_rank, wanted.frozen_layers, manifest.parent)
     return UpdateInputs(
+        base=base,
+        adapter=adapter,
         reference=context.checkpoint(manifest.champion) if to_champion else None,
         optimizer=context.optimizer(manifest.parent) if wanted.keep_optimizer else None,
     )

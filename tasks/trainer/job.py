@@ -26,6 +26,10 @@ class Job(UpdateSettings):
     """Folder that gets checkpoint/, optimizer/ with keep_optimizer, adapter/ with adapter_rank, and metrics.json last."""
     current_version: str
     """Version of `checkpoint`: trainer and server are compared on the samples of this version."""
+    base: Path | None = None
+    """Checkpoint that `checkpoint` is an adapter of, with `adapter`."""
+    adapter: Path | None = None
+    """Folder of the adapter that `checkpoint` has merged, which the update trains on; none: a new adapter of `checkpoint`."""
     reference: Path | None = None
     """Checkpoint of the KL term's reference policy, in Hugging Face layout; none: `checkpoint`."""
     optimizer: Path | None = None

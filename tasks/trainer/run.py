@@ -74,6 +74,10 @@ class UpdateInputs:
     """Checkpoint of the KL term's reference policy; none: the parent's."""
     optimizer: Path | None = None
     """Folder of the optimizer's state at the parent's checkpoint; none: the optimizer starts new."""
+    base: Path | None = None
+    """Checkpoint that the parent is an adapter of, with `adapter`."""
+    adapter: Path | None = None
+    """Folder of the parent's adapter, which the update trains on; none: a new adapter of the parent's weights."""
     weight_shares: Mapping[str, float] = field(default_factory=dict)
     """Largest share of the settled text's weight by the field that names the group (tasks/labels/shares.py); empty: no limit."""
 
@@ -180,6 +184,8 @@ def write_job(
         current_version=version,
         reference=inputs.reference,
         optimizer=inputs.optimizer,
+        base=inputs.base,
+        adapter=inputs.adapter,
         weight_shares=inputs.weight_shares,
         **options,
     )

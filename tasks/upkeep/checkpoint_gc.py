@@ -1,4 +1,4 @@
-"""Remove checkpoints, their adapters and optimizer states that are no longer used; their versions stay, with a tag.
+"""Remove checkpoints and optimizer states that are no longer used; their versions stay, with a tag.
 
 Only uploads of cycles are removed: the base and a person's uploads stay. An upload is removed if its cycle has ended, it is old,
 and no version in use is there. The upload of a cycle without a version is unused. An upload that was registered but is unknown
@@ -8,13 +8,13 @@ A version is tagged first, then its checksums are removed and those of its copy 
 no reader takes a partial checkpoint for a complete one. The next pass completes a pass that was killed.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from infra.records import CycleOutcome, Manifest
-from infra.registry.client import REMOVED_TAG, Aliases, Registry
-from infra.registry.lineage import Lineage, lineage
+from infra.registry.client import REMOVED_TAG, Aliases, ModelVersion, Registry
+from infra.registry.lineage import BASE_TAG, Lineage, lineage
 from infra.settings import Settings
 from infra.settings.schema import Serving
 from infra.storage import cycles
@@ -27,7 +27,7 @@ OPTIMIZERS_DAYS = 3.0
 """Days to keep the optimizer state of a finished cycle (train.keep_optimizer), at most as long as its checkpoint. The state of a
 version that may still be trained stays."""
 DAY = timedelta(days=1).total_seconds()
-CHECKPOINTS, ADAPTERS, OPTIMIZERS = "checkpoints", "adapters", "optimizers"
+CHECKPOINTS, OPTIMIZERS = "checkpoints", "optimizers"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ExpiredUpload:
     versions: tuple[str, ...]
     """Versions of this upload; empty if the cycle made none."""
     folders: tuple[str, ...]
-    """The folders to remove it from: "checkpoints", "adapters", "optimizers"."""
+    """The folders to remove it from: "checkpoints", "optimizers"."""
 
 
 def find(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> tuple[ExpiredUpload, ...]:
@@ -53,9 +53,8 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
     trained = registry.aliased() | trainable(store, lineage(known), aliases, unfinished)
     earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
     served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}
-    in_use = {CHECKPOINTS: trained | served, ADAPTERS: trained | served, OPTIMIZERS: trained}
-    days = dict.fromkeys((CHECKPOINTS, ADAPTERS), limits.checkpoints_days)
-    days[OPTIMIZERS] = min(OPTIMIZERS_DAYS, limits.checkpoints_days)
+    in_use = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
+    days = {CHECKPOINTS: limits.checkpoints_days, OPTIMIZERS: min(OPTIMIZERS_DAYS, limits.checkpoints_days)}
     expired: list[ExpiredUpload] = []
     for cycle in sorted(uploads.keys() & ended):
         versions = tuple(v.version for v in known if v.source.rstrip("/") == store.uri(f"{CHECKPOINTS}/{cycle}"))
@@ -63,13 +62,25 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
         gone = tuple(folder for folder in old if not in_use[folder].intersection(versions))
         if gone and (versions or not registered(store, cycle)):
             expired.append(ExpiredUpload(cycle, versions, gone))
-    return tuple(expired)
+    return tuple(without_bases(expired, known))
+
+
+def without_bases(expired: Iterable[ExpiredUpload], known: Iterable[ModelVersion]) -> Iterator[ExpiredUpload]:
+    """Yield the uploads without the checkpoints that the adapters of remaining versions belong to."""
+    expired = list(expired)
+    going = {version for upload in expired if CHECKPOINTS in upload.folders for version in upload.versions}
+    bases = {v.tags.get(BASE_TAG) for v in known if v.version not in going and not v.tags.get(REMOVED_TAG)}
+    for upload in expired:
+        needed = bases.intersection(upload.versions)
+        folders = tuple(folder for folder in upload.folders if not (needed and folder == CHECKPOINTS))
+        if folders:
+            yield replace(upload, folders=folders)
 
 
 def uploaded(store: ObjectStore) -> dict[str, list[str]]:
     """Return the folders of each upload by its name: a cycle's id, or a name that a person chose."""
     uploads: dict[str, list[str]] = {}
-    for folder in (CHECKPOINTS, ADAPTERS, OPTIMIZERS):
+    for folder in (CHECKPOINTS, OPTIMIZERS):
         for name in {key.split("/")[1] for key in store.keys(f"{folder}/")}:
             uploads.setdefault(name, []).append(folder)
     return uploads

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.model.adapters import BASE_NAME, BaseVersion
 from infra.model.showing import FILE
 from infra.pages import figures
 from infra.records import Decision, Manifest
-from infra.registry.checkpoints import adapter_prefix, optimizer_prefix, prefix_of
+from infra.registry.checkpoints import optimizer_prefix, prefix_of
 from infra.registry.client import LAST_MOVE_TAG, ModelVersion, Registry
-from infra.registry.lineage import CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
+from infra.registry.lineage import BASE_TAG, CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
 from infra.settings import Settings, masked
 from infra.storage import cycles
 from infra.storage.cycles import dataset_id
@@ -67,13 +68,13 @@ def register(
     existing = [v for v in registry.versions() if v.tags.get(CYCLE_TAG) == manifest.cycle]
     if existing:
         return Registered(existing[0].version, existing[0].tags.get("run", ""))
-    prefix = upload(store, manifest.cycle, trained.checkpoint)
-    beside = {optimizer_prefix(prefix): trained.optimizer, adapter_prefix(prefix): trained.adapter}
-    for place, folder in beside.items():
-        if folder and not store.exists(f"{place}/{CHECKSUMS}"):
-            store.put_directory(place, folder)
-    earlier = ParentCopy(prefix_of(registry.version(manifest.parent).source, store.bucket), parent) if parent else None
-    shipped.ship(store, settings.serving, prefix, trained.checkpoint, earlier)
+    prefix, base = upload_candidate(store, registry, manifest, trained), base_of(registry, manifest.parent)
+    if trained.optimizer and not store.exists(f"{optimizer_prefix(prefix)}/{CHECKSUMS}"):
+        store.put_directory(optimizer_prefix(prefix), trained.optimizer)
+    if not trained.adapter:
+        from_whole = parent is not None and base.version == manifest.parent
+        earlier = ParentCopy(prefix_of(base.source, store.bucket), parent) if parent and from_whole else None
+        shipped.ship(store, settings.serving, prefix, trained.checkpoint, earlier)
     dataset = dataset_id(store, manifest.cycle)
     versions = registry.versions()
     run = log_run(settings, store, manifest, dataset, trained, evaluation, versions)
@@ -86,15 +87,32 @@ def register(
         "judge": f"{evaluation.candidate['judged']:.3f}",
         EVALUATION_TAG: evaluation.verdict,
         "samples": str(manifest.samples.rows),
-        **({"adapter": store.uri(adapter_prefix(prefix))} if trained.adapter else {}),
+        **({BASE_TAG: base.version} if trained.adapter else {}),
     }
     source = f"s3://{store.bucket}/{prefix}"
     found = review.facts(store, settings, versions, manifest.cycle, run, None)
     return Registered(registry.create_version(source, tags, review.description(found), run).version, run)
 
 
+def base_of(registry: Registry, version: str) -> BaseVersion:
+    """Return the version whose weights a version is an adapter of: itself, if it has weights of its own."""
+    found = registry.version(version)
+    if base := found.tags.get(BASE_TAG):
+        found = registry.version(base)
+    return BaseVersion(version=found.version, source=found.source)
+
+
+def upload_candidate(store: ObjectStore, registry: Registry, manifest: Manifest, trained: Candidate) -> str:
+    """Upload what is stored of a cycle's candidate, its adapter or its checkpoint, and return the prefix."""
+    if not trained.adapter:
+        return upload(store, manifest.cycle, trained.checkpoint)
+    base = base_of(registry, manifest.parent)
+    (trained.adapter / BASE_NAME).write_text(base.model_dump_json(indent=1) + "\n")
+    return upload(store, manifest.cycle, trained.adapter)
+
+
 def upload(store: ObjectStore, cycle: str, checkpoint: Path) -> str:
-    """Upload the checkpoint of a cycle's candidate, if it is not in the store, and return its prefix."""
+    """Upload a folder as the checkpoint of a cycle, if there is none in the store, and return its prefix."""
     prefix = f"checkpoints/{cycle}"
     ship_estimate(checkpoint, showing.read(store, cycle))
     if not store.exists(f"{prefix}/{CHECKSUMS}"):

@@ -16,15 +16,15 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
+from infra.model.adapter_files import merged, read_adapter, write_adapter
 from infra.model.architectures import parse
+from infra.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 from tasks.trainer.model.adapter import NewAdapter, attach
-from tasks.trainer.model.adapter_files import merged, write_adapter
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import freeze, gather_on_rank_0, load_weights, trained_master
 from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.rounding import FLOAT32_MANTISSA, round_mantissa
-from tasks.trainer.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 
 LAST_NORM = "model.norm.weight"
 ForwardStep = Callable[[Iterator[Any], Any], tuple[torch.Tensor, Callable[..., Any]]]
@@ -103,14 +103,20 @@ class TrainedModel:
         """Device of the weights."""
         return next(self.megatron.parameters()).device
 
-    def load(self, directory: Path) -> None:
-        """Load weights in Hugging Face layout, from one or more safetensors files, into the float32 masters too. An adapter of
-        these weights begins anew."""
+    def load(self, directory: Path, adapter: Path | None = None) -> None:
+        """Load weights in Hugging Face layout, from one or more safetensors files, into the float32 masters too.
+
+        Args:
+            adapter: folder of an adapter of these weights, to train on; none: it begins anew.
+
+        Raises:
+            UnsuitableAdapter: the adapter is damaged, or belongs to other weights.
+        """
         weights, options = StoredTensors(weights_of(directory)), self._optimization
         load_weights(self.megatron, weights)
         if options.adapter_rank:
             new = NewAdapter(self.architecture, options.adapter_rank, options.frozen_layers, options.adapter_seed)
-            load_weights(self.megatron, new, partly=True)
+            load_weights(self.megatron, read_adapter(adapter, directory)[0] if adapter else new, partly=True)
         self._loaded = directory
 
     def make_optimizer(self, make: Callable[[Any, Optimization], Any] | None = None) -> None:
@@ -217,13 +223,15 @@ class TrainedModel:
         Args:
             extras: folder whose tokenizer files are copied.
             logit_scale: factor of all logits; it is multiplied into the weights of the last norm.
-            mantissa: bits of the mantissa that float32 weights keep; 23 keeps all.
+            mantissa: bits of the mantissa that float32 weights keep; 23 keeps all, as do weights with an adapter, which do not
+                travel.
         """
+        rank = self._optimization.adapter_rank
+        kept = FLOAT32_MANTISSA if rank else mantissa
 
         def stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            return round_mantissa(tensor * logit_scale if name == LAST_NORM else tensor, mantissa)
+            return round_mantissa(tensor * logit_scale if name == LAST_NORM else tensor, kept)
 
-        rank = self._optimization.adapter_rank
         weights = self._adapter() if rank else gather_on_rank_0(self.megatron, dtype, stored)
         if dist.get_rank() != 0:
             return

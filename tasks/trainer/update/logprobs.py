@@ -157,5 +157,10 @@ def reference_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job)
         model.load(job.reference)
     logprobs = current_logprobs(model, samples, range(len(samples)), job.micro_batch_tokens, job.micro_batch_positions)
     if job.reference:
-        model.load(job.checkpoint)
+        load_parent(model, job)
     return logprobs
+
+
+def load_parent(model: TrainedModel, job: Job) -> None:
+    """Load the policy that the job trains further."""
+    model.load(job.base or job.checkpoint, job.adapter)

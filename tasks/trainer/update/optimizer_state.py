@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from infra.model.stored_tensors import StoredTensors
 from tasks.trainer.model.convert import parameter_names, parts_shared, rank_share, shards, stepped_by
-from tasks.trainer.model.stored_tensors import StoredTensors
 from tasks.trainer.model.trained_model import TrainedModel
 
 STATE_TENSORS = ("exp_avg", "exp_avg_sq")

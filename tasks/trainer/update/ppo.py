@@ -45,7 +45,15 @@ from tasks.trainer.update.batches import (
 )
 from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logit_scale import LogitScale
-from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, outputs_of, settled_logprobs, shape_of
+from tasks.trainer.update.logprobs import (
+    current_logprobs,
+    fixed_policies,
+    load_parent,
+    logits_of,
+    outputs_of,
+    settled_logprobs,
+    shape_of,
+)
 from tasks.trainer.update.losses import objective
 from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_written_text, without
 
@@ -285,7 +293,7 @@ def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
     parallel = Parallel(job.tensor_parallel, job.pipeline_parallel, job.sequence_parallel)
     model = TrainedModel(config, parallel, optimization, job.megatron_arguments, job.recompute)
     model.make_optimizer()
-    model.load(job.checkpoint)
+    load_parent(model, job)
     if job.optimizer:
         optimizer_state.load(model, job.optimizer)
     return model

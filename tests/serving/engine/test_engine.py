@@ -80,7 +80,7 @@ def running_engine(directory: Path, family: str = "qwen2", **changes: Any) -> It
     url, log, metrics = processes.free_url(), directory / "log", directory / "metrics"
     metrics.mkdir()
     variables = {
-        "TABLOOP_SERVING__ENGINES": json.dumps([url, url]),
+        "TABLOOP_SERVING__ENGINES": json.dumps([url, processes.free_url()]),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
         "TABLOOP_STACK__STATE": str(processes.state_of(directory)),

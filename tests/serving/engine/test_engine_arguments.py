@@ -1,4 +1,4 @@
-"""An engine refuses, before it imports vLLM, the arguments with which vLLM 0.32 serves wrong results."""
+"""An engine refuses, before it imports vLLM, arguments of another setting, or with which vLLM 0.32 serves wrong results."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from tests.stack import free_ports
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"enable_lora": True}, "adapter's output"),
+        ({"enable_lora": True}, "set serving.adapters"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "n-gram speculation"),
         ({"spec_method": "ngram"}, "n-gram speculation"),
     ],
 )
-def test_arguments_with_which_vllm_serves_wrong_results_are_refused(arguments: dict[str, object], reason: str) -> None:
+def test_arguments_of_another_setting_or_with_wrong_results_are_refused(arguments: dict[str, object], reason: str) -> None:
     with pytest.raises(SystemExit, match=f"serving.engine_arguments.{next(iter(arguments))} = .*{reason}"):
         check_arguments(arguments)
 

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from infra.model import adapters
+from infra.model.adapter_files import merge
 from infra.model.architectures import parse
+from infra.model.stored_tensors import WEIGHTS
 from infra.storage.store import sha256
 from tasks.trainer.job import Job
-from tasks.trainer.model.adapter_files import merge
 from tasks.trainer.model.convert import full_weights, load_weights
 from tasks.trainer.model.process_group import Parallel, parallel_state
-from tasks.trainer.model.stored_tensors import WEIGHTS
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.update import ppo
 from tasks.trainer.update.batches import FixedPolicies, context_positions, micro_batches

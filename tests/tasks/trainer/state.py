@@ -16,10 +16,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
+from infra.model.stored_tensors import WEIGHTS, StoredTensors
 from tasks.trainer.job import Job
 from tasks.trainer.model.convert import full_weights, gather_on_rank_0, rank_share
 from tasks.trainer.model.process_group import Parallel, start
-from tasks.trainer.model.stored_tensors import WEIGHTS, StoredTensors
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.update import optimizer_state, ppo
 from tasks.trainer.update.batches import NO_POLICIES

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from infra.model import architectures
-from tasks.trainer.model.adapter_files import merge
-from tasks.trainer.model.stored_tensors import WEIGHTS
+from infra.model.adapter_files import merge
+from infra.model.stored_tensors import WEIGHTS
 from tests.tasks.trainer.processes import LAYOUTS
 
 pytestmark = pytest.mark.stack

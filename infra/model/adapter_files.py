@@ -1,25 +1,26 @@
-"""The files of an adapter, as `peft` has them, checked against their base, and merged into it. Imports no Megatron."""
+"""The files of an adapter, as `peft` has them, checked against their base, and merged into it. Imports no Megatron.
+
+A version may be stored as an adapter alone: its folder holds peft's files, base.json, and what else belongs to the version.
+Whoever needs whole weights makes them of it and of its base (`complete`).
+"""
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from infra.model import adapters, architectures
+from infra.model import adapters, architectures, showing
+from infra.model.adapters import UnsuitableAdapter
 from infra.model.architectures import Architecture
-from tasks.trainer.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
+from infra.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 
 MOST_NAMED = 3
 """Most tensors that an error names."""
-
-
-class UnsuitableAdapter(ValueError):
-    """An adapter that is damaged, or does not belong to its base."""
 
 
 def weights_sha256(directory: Path) -> str:
@@ -53,15 +54,18 @@ def write_adapter(
     (directory / adapters.CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
-def read_adapter(directory: Path, base: Path) -> tuple[dict[str, torch.Tensor], int]:
+def read_adapter(directory: Path, base: Path, base_sha256: str = "") -> tuple[dict[str, torch.Tensor], int]:
     """Return an adapter's tensors by Hugging Face name, and its rank, after checking that they belong to a base.
+
+    Args:
+        base_sha256: weights_sha256 of the base, where it is known.
 
     Raises:
         UnsuitableAdapter: names the file, the value and what was expected.
         UnsupportedCheckpoint: the base has another architecture, or a tensor is missing or left over.
     """
     architecture = architectures.check(base)
-    rank = _rank(directory / adapters.CONFIG_NAME)
+    rank = adapters.rank_of(directory)
     file = directory / adapters.WEIGHTS_NAME
     try:
         with safe_open(file, "pt") as opened:
@@ -79,31 +83,13 @@ def read_adapter(directory: Path, base: Path) -> tuple[dict[str, torch.Tensor], 
         raise UnsuitableAdapter(
             f"{file}: {broken[0]} has values that are not finite ({len(broken)} of {len(stored)} tensors); train it again"
         )
-    actual, wanted = weights_sha256(base), metadata.get(adapters.BASE_KEY)
+    actual, wanted = base_sha256 or weights_sha256(base), metadata.get(adapters.BASE_KEY)
     if wanted != actual:
         raise UnsuitableAdapter(
             f"{file}: {adapters.BASE_KEY} = {wanted}, the weights of {base} have {actual}: it is an adapter of another base; "
             "name the checkpoint that it was trained on, the parent of its version"
         )
     return {name: tensor.float() for name, tensor in stored.items()}, rank
-
-
-def _rank(file: Path) -> int:
-    """Return the rank in adapter_config.json. Raises UnsuitableAdapter: it cannot be read, or has another scale or kind."""
-    try:
-        config: Any = json.loads(file.read_text())
-        rank, kind = config["r"], config["peft_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnsuitableAdapter(
-            f"{file}: cannot be read ({type(error).__name__}: {error}), expected peft's configuration of an adapter"
-        ) from None
-    expected = {"peft_type": "LORA", "lora_alpha": adapters.ALPHA, "use_rslora": False, "use_dora": False}
-    for key, value in (expected | {"bias": "none", "modules_to_save": None}).items():
-        if config.get(key, value) != value:
-            raise UnsuitableAdapter(f"{file}: {key} = {config[key]!r}, expected {value!r}, as train.adapter_rank writes it")
-    if kind != "LORA" or type(rank) is not int or rank < 1:
-        raise UnsuitableAdapter(f"{file}: r = {rank!r}, peft_type = {kind!r}, expected a positive integer and 'LORA'")
-    return rank
 
 
 def _check_shapes(file: Path, tensors: Mapping[str, torch.Tensor], model: Architecture, rank: int) -> None:
@@ -128,8 +114,31 @@ def merge(base: Path, adapter: Path, out: Path) -> None:
         UnsuitableAdapter: the adapter is damaged, or belongs to another base.
         UnsupportedCheckpoint: the base has another architecture, or a tensor is missing or left over.
     """
+    with written(out) as partial:
+        _write_merged(base, adapter, partial)
+
+
+def complete(base: Path, adapter: Path, out: Path) -> None:
+    """Write the whole checkpoint of a version that is stored as an adapter into an empty folder: the merged weights, the
+    version's own files in place of the base's, and the adapter, which a next update trains on, in adapters.FOLDER.
+
+    Raises:
+        As `merge`.
+    """
+    own = [file for file in sorted(adapter.iterdir()) if file.is_file()]
+    for file in own:
+        if file.name not in (adapters.CONFIG_NAME, adapters.WEIGHTS_NAME, adapters.BASE_NAME):
+            shutil.copyfile(file, out / file.name)  # first: the base's file of that name is another version's
+    _write_merged(base, adapter, out)
+    if not (adapter / showing.FILE).exists():
+        (out / showing.FILE).unlink(missing_ok=True)  # the base's
+    (out / adapters.FOLDER).mkdir()
+    for file in own:
+        shutil.copyfile(file, out / adapters.FOLDER / file.name)
+
+
+def _write_merged(base: Path, adapter: Path, out: Path) -> None:
     tensors, rank = read_adapter(adapter, base)
     config = json.loads((base / "config.json").read_text())
     weights = dict(merged(StoredTensors(weights_of(base)), architectures.read(base), tensors, rank))
-    with written(out) as partial:
-        write_checkpoint(partial, weights, config, torch.float32, base)
+    write_checkpoint(out, weights, config, torch.float32, base)

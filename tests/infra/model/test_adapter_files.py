@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from infra import cli
 from infra.model import adapters, architectures
-from tasks.trainer.model.adapter_files import UnsuitableAdapter, merge, read_adapter, weights_sha256, write_adapter
-from tasks.trainer.model.stored_tensors import WEIGHTS
+from infra.model.adapter_files import UnsuitableAdapter, merge, read_adapter, weights_sha256, write_adapter
+from infra.model.stored_tensors import WEIGHTS
 from tests.tasks.trainer.models import OTHERS, tiny
 
 RANK = 3

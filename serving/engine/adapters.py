@@ -1,0 +1,194 @@
+"""An engine that holds its base once, and versions as adapters of it beside one another (vLLM's multi-adapter serving).
+
+A swap adds a version to those that the engine holds, so champion and challenger may share one engine, and a batch. The base
+itself is served as an adapter of zeros: vLLM 0.32 may give a request without an adapter another one's output in the same batch.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from infra.model import adapters, architectures
+from infra.model.adapter_files import read_adapter, weights_sha256, write_adapter
+from infra.model.adapters import UnsuitableAdapter
+from infra.model.architectures import UnsupportedCheckpoint
+from infra.model.batches import Batch, BatchResult
+from serving.engine.checkpoints import Checkpoints
+from serving.engine.endpoints import Busy
+from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
+from serving.engine.sampling import run_batch, sample, warm_up
+
+
+@dataclass
+class Held:
+    """A version that the engine holds."""
+
+    request: LoRARequest
+    running: int = 0
+    """Completions and batches that it samples now."""
+    used: float = 0.0
+    """Monotonic time of its last use."""
+
+
+class AdapterEngine:
+    """A vLLM engine with versions as adapters of its base."""
+
+    def __init__(self, llm: AsyncLLM, version: str, checkpoints: Checkpoints, most: int) -> None:
+        """Wrap an engine.
+
+        Args:
+            version: label of the engine's own weights, the base.
+            checkpoints: where it finds the versions that it held last, and keeps the files of the base's adapter.
+            most: versions that it holds at once beside the base. One more takes the place of the one that was used longest ago
+                and samples nothing.
+        """
+        self._llm, self._version, self._checkpoints, self._most = llm, version, checkpoints, most
+        self._base, self._base_sha256 = Path(str(llm.model_config.model)), ""
+        self._held: dict[str, Held] = {}
+        self._ids = count(1)
+        self._swapping = asyncio.Lock()
+
+    @property
+    def fatal_error(self) -> str:
+        """Why this process must end; empty while it can run."""
+        return "vLLM's engine has ended" if self._llm.errored else ""
+
+    def holds(self, version: str) -> bool:
+        """Whether it can sample with a version."""
+        return version in self._held
+
+    async def start(self) -> None:
+        """Load the base's adapter and the versions that the engine held last, and warm up."""
+        await self._llm.collective_rpc("tabloop_prepare")
+        self._base_sha256 = await asyncio.to_thread(weights_sha256, self._base)
+        zeros = await asyncio.to_thread(self._write_zeros, self._checkpoints.folder("base-adapter"))
+        self._held[self._version] = Held(await self._added(self._version, zeros), used=time.monotonic())
+        await warm_up(self)
+        for path, version in self._checkpoints.held():
+            try:
+                await self.swap(str(path), version)
+            except (SwapRefused, Busy) as error:
+                print(f"engine: not loaded at the start: {error}", flush=True)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
+        """Sample a completion with the version that the request names, else with the base. See sampling.sample."""
+        version = request.version or self._version
+        with self._using(version) as adapter:
+            async with aclosing(sample(self._llm, request, lambda: version, adapter)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    async def batch(self, batch: Batch) -> AsyncGenerator[BatchResult]:
+        """Sample or score the prompts of a batch with the version that it names. See sampling.run_batch."""
+        if not self.holds(batch.version):
+            raise WrongVersion(f"holds versions {', '.join(self._held)}, asked for {batch.version}")
+        with self._using(batch.version) as adapter:
+            async with aclosing(run_batch(self._llm, batch, lambda: batch.version, adapter)) as results:
+                async for result in results:
+                    yield result
+
+    async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
+        """Hold a version beside the others, which go on sampling; `idle` has no effect, since nothing is in the way.
+
+        Raises:
+            SwapRefused: it is no adapter of the engine's base, damaged, or of too high a rank; the engine is unchanged.
+            Busy: each version that it holds samples completions, and it holds as many as it may.
+        """
+        async with self._swapping:
+            if held := self._held.get(version):
+                held.used = time.monotonic()
+                return SwapResult(version, 0.0, 0.0, 0.0)
+            started = time.perf_counter()
+            is_base = await asyncio.to_thread(self._checked, Path(path), version)
+            checked = time.perf_counter()
+            await self._make_room(version)
+            request = self._held[self._version].request if is_base else await self._added(version, Path(path))
+            self._held[version] = Held(request, used=time.monotonic())
+            return SwapResult(version, (checked - started) * 1e3, 0.0, (time.perf_counter() - checked) * 1e3)
+
+    def health(self) -> Health:
+        """Return the engine's state, as of its base, with all versions that it holds."""
+        running = self._llm.get_num_unfinished_requests()
+        return Health(self._version, os.getpid(), running, str(self._base), tuple(self._held))
+
+    def shutdown(self) -> None:
+        """End vLLM's processes."""
+        self._llm.shutdown(timeout=5)
+
+    @contextmanager
+    def _using(self, version: str) -> Iterator[LoRARequest]:
+        """Give a version's adapter, which stays meanwhile."""
+        held = self._held[version]
+        held.running += 1
+        try:
+            yield held.request
+        finally:
+            held.running -= 1
+            held.used = time.monotonic()
+
+    async def _added(self, version: str, path: Path) -> LoRARequest:
+        number = next(self._ids)
+        # The name is part of the prefix cache's keys: one that was used before would find the blocks of other weights.
+        request = LoRARequest(f"{version}-{number}", number, str(path))
+        try:
+            await self._llm.add_lora(request)
+        except Exception as error:  # vLLM's errors share no class
+            raise SwapRefused(f"version {version}: vLLM does not load {path}: {type(error).__name__}: {error}") from error
+        return request
+
+    async def _make_room(self, version: str) -> None:
+        """Drop the version that was used longest ago, if the engine holds as many as it may. Raises Busy."""
+        beside = {name: held for name, held in self._held.items() if name != self._version}
+        if len(beside) < self._most:
+            return
+        idle = [name for name, held in beside.items() if not held.running]
+        if not idle:
+            raise Busy(
+                f"version {version}: the engine holds {len(beside)} versions, and all sample completions (serving.adapters)"
+            )
+        gone = self._held.pop(min(idle, key=lambda name: beside[name].used)).request
+        if all(held.request.lora_int_id != gone.lora_int_id for held in self._held.values()):
+            await self._llm.remove_lora(gone.lora_int_id)
+
+    def _checked(self, path: Path, version: str) -> bool:
+        """Return whether a version's weights are the base's own. Raises SwapRefused."""
+        try:
+            if not adapters.is_adapter(path):
+                if weights_sha256(path) == self._base_sha256:
+                    return True
+                raise SwapRefused(
+                    f"version {version} has weights of its own, and serving.adapters = {self._most}: this engine holds adapters "
+                    f"of {self._base} alone. Set model.base to that version's checkpoint, or serving.adapters to 0, and restart"
+                )
+            rank, most = adapters.rank_of(path), self._most_rank()
+            if rank > most:
+                raise SwapRefused(
+                    f"version {version} is an adapter of rank {rank}, the engine takes {most}: set "
+                    f"serving.engine_arguments.max_lora_rank to {rank} or more, and restart the engine"
+                )
+            read_adapter(path, self._base, self._base_sha256)
+        except (UnsuitableAdapter, UnsupportedCheckpoint, ValueError, OSError) as error:
+            raise error if isinstance(error, SwapRefused) else SwapRefused(f"version {version}: {error}") from error
+        return False
+
+    def _most_rank(self) -> int:
+        config: Any = self._llm.vllm_config.lora_config
+        return int(config.max_lora_rank)
+
+    def _write_zeros(self, folder: Path) -> Path:
+        """Write an adapter that changes nothing."""
+        architecture = architectures.check(self._base)
+        zeros = {name: torch.zeros(shape) for name, shape in adapters.tensors(architecture, 1).items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_adapter(folder, zeros, architecture, 1, 0, self._base)
+        return folder

@@ -1,0 +1,210 @@
+"""A real vLLM engine that holds versions as adapters of one base: exact log-probabilities in one batch, bounds, and refusals."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infra.model import adapters, architectures
+from infra.model.adapter_files import merge, write_adapter
+from infra.model.batches import Batch
+from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
+from serving.slots.adapters import AdapterClient
+from serving.slots.client import EngineDown, session
+from tests.serving import processes, tiny_models
+
+pytestmark = pytest.mark.stack
+
+PROMPT = [3, *range(20, 60), 1, *range(100, 130), 2]
+MOST, RANK, TEMPERATURE = 4, 4, 0.8
+ARGUMENTS = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 16,
+    "block_size": 32,
+    "kv_cache_memory_bytes": 1 << 26,
+    "enforce_eager": True,
+    "max_lora_rank": 8,
+}
+
+
+class World:
+    """The running engine, and the folders of versions: their adapters, and the same with whole weights."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder, self.base = url, folder, tiny_models.write_model(folder / "base", 1)
+        self.whole = {"0": self.base}
+
+    def adapter(self, version: str, rank: int = RANK, base: Path | None = None) -> Path:
+        """Write a random adapter, once."""
+        path = self.folder / f"adapter-{version}"
+        if not path.exists():
+            path.mkdir()
+            architecture = architectures.check(self.base)
+            generator = torch.Generator().manual_seed(int(version))
+            shapes = adapters.tensors(architecture, rank)
+            tensors = {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+            write_adapter(path, tensors, architecture, rank, 0, base or self.base)
+            if base is None:
+                self.whole[version] = self.folder / f"whole-{version}"
+                merge(self.base, path, self.whole[version])
+        return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("adapters")
+    world = World(processes.free_url(), folder)
+    variables = {
+        "TABLOOP_SERVING__ENGINES": json.dumps([world.url, world.url]),
+        "TABLOOP_SERVING__ADAPTERS": str(MOST),
+        "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
+        "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
+        "TABLOOP_SERVING__STATE": str(folder / "serving"),
+        "TABLOOP_STACK__STATE": str(processes.state_of(folder)),
+        "TABLOOP_MODEL__BASE": str(world.base),
+    }
+    command = [sys.executable, "-m", "serving.engine", "--slot", "0"]
+    with processes.server(command, variables, world.url, folder / "log"):
+        yield world
+
+
+@pytest.fixture
+async def slots(world: World) -> AsyncIterator[tuple[AdapterClient, AdapterClient]]:
+    async with session() as http:
+        yield AdapterClient(http, world.url, "secret"), AdapterClient(http, world.url, "secret")
+
+
+async def sample(client: AdapterClient, version: str, tokens: int = 16) -> list[Delta]:
+    request = EngineRequest(PROMPT, tokens, TEMPERATURE, 1.0, [], version)
+    return [delta async for delta in client.generate(request)]
+
+
+def assert_sampled_by(world: World, version: str, deltas: list[Delta]) -> None:
+    """Assert that the recorded log-probabilities are those of a version's whole weights, in transformers."""
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    logprobs = [p for delta in deltas for p in delta.logprobs]
+    assert {delta.version for delta in deltas} == {version} and deltas[-1].spans == ((version, 0, len(tokens)),)
+    exact = tiny_models.logprobs(world.whole[version], PROMPT, tokens, TEMPERATURE)
+    assert max(abs(a - b) for a, b in zip(exact, logprobs, strict=True)) < 1e-4
+
+
+async def test_two_slots_share_an_engine_and_each_completion_is_its_versions(
+    world: World, slots: tuple[AdapterClient, AdapterClient]
+) -> None:
+    champion, challenger = slots
+    assert (await champion.health()).version == "0"
+    await champion.swap(str(world.adapter("11")), "11")
+    await challenger.swap(str(world.adapter("12")), "12")
+    assert [(await slot.health()).version for slot in slots] == ["11", "12"]
+    # Each prompt is in the prefix cache of another version, and all run in one batch.
+    versions = ["11", "12", "0", "12", "11", "0"]
+    for version, deltas in zip(versions, await asyncio.gather(*(sample(champion, v) for v in versions)), strict=True):
+        assert_sampled_by(world, version, deltas)
+
+
+async def test_a_version_loads_while_another_one_samples(world: World, slots: tuple[AdapterClient, AdapterClient]) -> None:
+    champion, challenger = slots
+    await champion.swap(str(world.adapter("11")), "11")
+    running = asyncio.create_task(sample(champion, "11", 120))
+    await challenger.swap(str(world.adapter("13")), "13")
+    assert not running.done()
+    assert_sampled_by(world, "13", await sample(challenger, "13"))
+    assert_sampled_by(world, "11", await running)
+
+
+async def test_the_version_that_was_used_longest_ago_makes_room(world: World, slots: tuple[AdapterClient, AdapterClient]) -> None:
+    slot = slots[0]
+    for number in range(20, 20 + MOST + 1):
+        await slot.swap(str(world.adapter(str(number))), str(number))
+    with pytest.raises(WrongVersion, match="holds version 0, asked for 20"):
+        await sample(slot, "20")
+    for version in ("0", "21", str(20 + MOST)):
+        assert_sampled_by(world, version, await sample(slot, version))
+    await slot.swap(str(world.adapter("20")), "20")
+    assert_sampled_by(world, "20", await sample(slot, "20"))
+
+
+async def test_while_all_versions_sample_one_more_has_to_wait(world: World, slots: tuple[AdapterClient, AdapterClient]) -> None:
+    slot = slots[0]
+    versions = [str(number) for number in range(30, 30 + MOST)]
+    for version in versions:
+        await slot.swap(str(world.adapter(version)), version)
+    running = [asyncio.create_task(sample(slot, version, 150)) for version in versions]
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineDown, match=f"version 39: all {MOST} versions that the engine holds"):
+        await slot.swap(str(world.adapter("39")), "39")
+    for version, deltas in zip(versions, await asyncio.gather(*running), strict=True):
+        assert_sampled_by(world, version, deltas)
+    await slot.swap(str(world.adapter("39")), "39")
+
+
+async def test_a_version_with_the_bases_own_weights_is_served_as_the_base(
+    world: World, slots: tuple[AdapterClient, AdapterClient]
+) -> None:
+    slot = slots[0]
+    await slot.swap(str(world.base), "1")
+    world.whole["1"] = world.base
+    assert (await slot.health()).version == "1"
+    assert_sampled_by(world, "1", await sample(slot, "1"))
+
+
+async def test_a_batch_is_scored_by_the_version_that_it_names(world: World, slots: tuple[AdapterClient, AdapterClient]) -> None:
+    slot = slots[0]
+    await slot.swap(str(world.adapter("11")), "11")
+    scored = list(range(40, 48))
+    async with session() as http:
+        for version in ("11", "0"):
+            batch = Batch(version=version, prompts=[[*PROMPT, *scored]], draws=[0], scored=[len(scored)])
+            headers = {"Authorization": "Bearer secret"}
+            async with http.post(f"{world.url}/batch", json=batch.body(), headers=headers) as response:
+                (line,) = (await response.text()).splitlines()
+            exact = tiny_models.logprobs(world.whole[version], PROMPT, scored, 1.0)
+            assert max(abs(a - b) for a, b in zip(exact, json.loads(line)["logprobs"], strict=True)) < 1e-4
+
+
+async def test_what_is_no_adapter_of_the_base_is_refused_by_name_and_the_others_serve_on(
+    world: World, slots: tuple[AdapterClient, AdapterClient], tmp_path: Path
+) -> None:
+    slot = slots[0]
+    await slot.swap(str(world.adapter("11")), "11")
+    other = tiny_models.write_model(tmp_path / "other", 2)
+    truncated, infinite = tmp_path / "truncated", tmp_path / "infinite"
+    for folder in (truncated, infinite):
+        folder.mkdir()
+        (folder / adapters.CONFIG_NAME).write_bytes((world.adapter("11") / adapters.CONFIG_NAME).read_bytes())
+    whole = (world.adapter("11") / adapters.WEIGHTS_NAME).read_bytes()
+    (truncated / adapters.WEIGHTS_NAME).write_bytes(whole[: len(whole) // 2])
+    tensors = load_file(world.adapter("11") / adapters.WEIGHTS_NAME)
+    next(iter(tensors.values()))[0, 0] = float("inf")
+    save_file(tensors, infinite / adapters.WEIGHTS_NAME)
+    for path, reason in (
+        (other, r"version 9 has weights of its own, and serving\.adapters = 4"),
+        (world.adapter("90", base=other), "it is an adapter of another base"),
+        (world.adapter("91", rank=16), r"of rank 16, the engine takes 8: set serving\.engine_arguments\.max_lora_rank to 16"),
+        (truncated, "no whole safetensors file"),
+        (infinite, "values that are not finite"),
+        (tmp_path / "missing", "missing"),
+    ):
+        with pytest.raises(SwapRefused, match=reason):
+            await slot.swap(str(path), "9")
+        assert (await slot.health()).version == "11"
+        assert_sampled_by(world, "11", await sample(slot, "11", 4))
+
+
+def test_the_evaluation_cannot_share_such_an_engine() -> None:
+    from infra.settings import Settings
+    from infra.settings.schema import Evaluate, Serving
+
+    with pytest.raises(ValueError, match=r'evaluate\.engine = "slot", expected "own" with serving\.adapters = 4'):
+        Settings(serving=Serving(adapters=4), evaluate=Evaluate(engine="slot"))
+    with pytest.raises(ValueError, match="adapters = 2, expected 0 or at least 4"):
+        Serving(adapters=2)
+    with pytest.raises(ValueError, match=r"both slots name http://127\.0\.0\.1:1; name two engines, or set serving\.adapters"):
+        Serving(engines=("http://127.0.0.1:1", "http://127.0.0.1:1"))
+    assert Serving(engines=("http://127.0.0.1:1", "http://127.0.0.1:1"), adapters=4)
