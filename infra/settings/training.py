@@ -78,8 +78,8 @@ class Recipe(Section):
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     adapter_rank: int = Field(0, ge=0, le=256)
     """Rank of the low-rank adapter that a cycle trains beside all linear layers, in place of the weights: less memory, and less
-    computation. The candidate's weights have the adapter merged. Large models want ten times the `learning_rate` of
-    full weights. 0: the weights themselves are trained."""
+    computation. A version is then the adapter, and the next update trains it on. Large models want ten times the `learning_rate`
+    of full weights. 0: the weights themselves are trained."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are clipped."""
     keep_optimizer: bool = False
@@ -104,11 +104,11 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _adapter_is_new(self) -> Self:
+    def _adapter_keeps_no_state(self) -> Self:
         if self.adapter_rank and self.keep_optimizer:
             raise ValueError(
-                f"keep_optimizer = true, expected false with adapter_rank = {self.adapter_rank}: each cycle trains a new adapter "
-                "of its parent's weights, which no earlier state belongs to; remove one of them"
+                f"keep_optimizer = true, expected false with adapter_rank = {self.adapter_rank}: Adam's state of an adapter is "
+                "not kept, and a cycle whose parent has weights of its own begins a new one; remove one of them"
             )
         return self
 

@@ -153,9 +153,7 @@ class AdapterEngine:
             return
         idle = [name for name, held in beside.items() if not held.running]
         if not idle:
-            raise Busy(
-                f"version {version}: the engine holds {len(beside)} versions, and all sample completions (serving.adapters)"
-            )
+            raise Busy(f"version {version}: all {len(beside)} versions that the engine holds (serving.adapters) are sampling")
         gone = self._held.pop(min(idle, key=lambda name: beside[name].used)).request
         if all(held.request.lora_int_id != gone.lora_int_id for held in self._held.values()):
             await self._llm.remove_lora(gone.lora_int_id)

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from infra.model import adapters, architectures
 from infra.model.adapter_files import merge, write_adapter
 from infra.model.batches import Batch
+from infra.settings import Settings
+from infra.settings.schema import Evaluate, Serving
 from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
 from serving.slots.adapters import AdapterClient
 from serving.slots.client import EngineDown, session
 from tests.serving import processes, tiny_models
+from tests.serving.fakes import House, experiment
 
 pytestmark = pytest.mark.stack
 
@@ -65,7 +69,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "TABLOOP_SERVING__ADAPTERS": str(MOST),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
-        "TABLOOP_SERVING__STATE": str(folder / "serving"),
+        "TABLOOP_SERVING__STATE": str(folder / "house" / "state"),
         "TABLOOP_STACK__STATE": str(processes.state_of(folder)),
         "TABLOOP_MODEL__BASE": str(world.base),
     }
@@ -137,7 +141,7 @@ async def test_while_all_versions_sample_one_more_has_to_wait(world: World, slot
         await slot.swap(str(world.adapter(version)), version)
     running = [asyncio.create_task(sample(slot, version, 150)) for version in versions]
     await asyncio.sleep(0.2)
-    with pytest.raises(EngineDown, match=f"version 39: all {MOST} versions that the engine holds"):
+    with pytest.raises(EngineDown, match=f"version 39: all {MOST} versions that the engine holds .* are sampling"):
         await slot.swap(str(world.adapter("39")), "39")
     for version, deltas in zip(versions, await asyncio.gather(*running), strict=True):
         assert_sampled_by(world, version, deltas)
@@ -198,9 +202,6 @@ async def test_what_is_no_adapter_of_the_base_is_refused_by_name_and_the_others_
 
 
 def test_the_evaluation_cannot_share_such_an_engine() -> None:
-    from infra.settings import Settings
-    from infra.settings.schema import Evaluate, Serving
-
     with pytest.raises(ValueError, match=r'evaluate\.engine = "slot", expected "own" with serving\.adapters = 4'):
         Settings(serving=Serving(adapters=4), evaluate=Evaluate(engine="slot"))
     with pytest.raises(ValueError, match="adapters = 2, expected 0 or at least 4"):
@@ -208,3 +209,37 @@ def test_the_evaluation_cannot_share_such_an_engine() -> None:
     with pytest.raises(ValueError, match=r"both slots name http://127\.0\.0\.1:1; name two engines, or set serving\.adapters"):
         Serving(engines=("http://127.0.0.1:1", "http://127.0.0.1:1"))
     assert Serving(engines=("http://127.0.0.1:1", "http://127.0.0.1:1"), adapters=4)
+
+
+async def test_one_process_serves_both_arms_of_a_test_its_promotion_and_its_rollback(world: World, tokenizer: Tokenizer) -> None:
+    async with House(world.folder / "house", tokenizer) as house:
+        for slot in house.arms.slots:
+            slot.engine = AdapterClient(house.http, world.url, "secret")
+        for version in ("101", "102"):
+            house.store.put_directory(f"checkpoints/v{version}", world.adapter(version))
+            house.registry.sources[version] = house.store.uri(f"checkpoints/v{version}")
+
+        async def met() -> dict[str, str]:
+            """Return the version that each of some users meets."""
+            users = [f"user-{number}" for number in range(12)]
+            answers = await asyncio.gather(*(house.complete(headers={"X-User-ID": user}, max_tokens=4) for user in users))
+            assert {answer.status_code for answer in answers} == {200}
+            await house.recorder.settle()
+            return {row.user: row.policy_version for row in house.rows("completions")[-len(users) :]}
+
+        house.registry.aliases = {"champion": "101"}
+        await house.follow()
+        assert set((await met()).values()) == {"101"}
+        house.registry.aliases = {"champion": "101", "challenger": "102"}
+        house.registry.experiment = experiment("101", "102")
+        await house.follow()
+        arms = await met()
+        assert set(arms.values()) == {"101", "102"} and await met() == arms, "each user keeps an arm"
+        house.registry.aliases, house.registry.experiment = {"champion": "102"}, None
+        await house.follow()
+        assert set((await met()).values()) == {"102"}
+        house.registry.aliases = {"champion": "101"}
+        await house.follow()
+        assert set((await met()).values()) == {"101"}
+        state = await house.arms.slots[0].engine.health()
+        assert {"0", "101", "102"} <= set(state.versions)

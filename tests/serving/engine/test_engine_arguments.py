@@ -72,7 +72,7 @@ def test_a_taken_port_is_reported_before_the_engine_is_built() -> None:
         owner.bind(("127.0.0.1", 0))
         owner.listen()
         address = f"http://127.0.0.1:{owner.getsockname()[1]}"
-        serving = Serving(engine_token="t", engines=(address, address))
+        serving = Serving(engine_token="t", engines=(address, "http://127.0.0.1:1"))
         with pytest.raises(SystemExit, match=r"in use.*if the port is taken"):
             slot_address(Settings(serving=serving), 0).check()
 

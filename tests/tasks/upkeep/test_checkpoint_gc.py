@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Manifest, ObjectReference, Verdict
 from infra.registry.client import ANCHOR_TAG, EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
-from infra.registry.lineage import lineage
+from infra.registry.lineage import BASE_TAG, lineage
 from infra.settings import Settings
 from infra.settings.schema import Retention, Serving, Terms, UserTerms
 from infra.storage.cycles import experiment_id, name
@@ -22,7 +22,7 @@ from tasks.upkeep import checkpoint_gc
 from tasks.upkeep.retention import DAY, retain
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked
 
-FOLDERS = ("checkpoints", "adapters", "optimizers")
+FOLDERS = ("checkpoints", "optimizers")
 LIMITS = Retention(checkpoints_days=30, champions_kept=0)
 PROMISING = Verdict(verdict="reject", reason="no win", promising=True)
 YES, NO = Verdict(verdict="promote", reason="better"), Verdict(verdict="reject", reason="worse")
@@ -114,7 +114,6 @@ def test_an_old_rejected_candidate_loses_its_weights_and_keeps_its_version(world
         ("cycle-000003", ("3",), ("optimizers",)),
     ]
     assert (world.left(), world.left("optimizers")) == (names(3, 4), {name(4)})
-    assert world.left("adapters") == {name(3), name(4)}
     assert not [key for key in world.store.objects if name(2) in key and not key.startswith("cycles/")]
     assert world.registry.versions["2"] == {**tags, REMOVED_TAG: "2027-01-15T08:00:00+00:00"}
     assert world.tagged() == {"2"}
@@ -201,7 +200,7 @@ def test_pinned_versions_stay(world: World) -> None:
     serving = Serving(terms=Terms(version="2"), projects={"p": Terms(version="3")}, users={"a" * 32: UserTerms(version="4")})
     world.retain(serving=serving)
     assert world.left() == names(2, 3, 4)
-    assert (world.left("adapters"), world.left("optimizers")) == ({name(2), name(3), name(4)}, set())
+    assert world.left("optimizers") == set()
 
 
 @pytest.mark.parametrize(("kept", "left"), [(0, ()), (1, (6,)), (2, (6, 3)), (3, (6, 3, 4)), (4, (6, 3, 4, 2))])
@@ -245,7 +244,7 @@ def test_a_version_that_gets_an_alias_before_its_removal_stays(world: World) -> 
     assert (world.left(), world.tagged()) == (names(2), set())
 
 
-@pytest.mark.parametrize("deletions", range(18))
+@pytest.mark.parametrize("deletions", range(12))
 def test_a_removal_killed_at_any_deletion_leaves_no_partial_upload_that_looks_whole(deletions: int) -> None:
     class DyingStore(MemoryStore):
         left = deletions
@@ -355,3 +354,13 @@ def test_needed_versions_stay_and_all_others_expire_for_any_history(
     assert len(surplus) <= kept, "all other remaining uploads are of former champions"
     after = dict(world.store.objects)
     assert world.retain(limits, serving) == () and world.store.objects == after
+
+
+def test_the_base_of_a_remaining_adapter_stays(world: World) -> None:
+    world.cycle(2, days=100)
+    world.cycle(3, days=99, parent="2")
+    world.cycle(4, days=1, parent="3")
+    for version in ("3", "4"):
+        world.registry.versions[version][BASE_TAG] = "2"
+    world.retain()
+    assert world.left("checkpoints") >= {name(2), name(4)} and name(3) not in world.left("checkpoints")
