@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evals.docs.schema import INTROS, TOML, Schema, code, forms, named, prose, resolved, table, values, words
-from infra.settings import DEMO, PRODUCTION, TEAM, Settings
+from infra.settings import DEMO, PRODUCTION, TEAM, WORKSTATION, Settings
 
-SHIPPED = (("team", TEAM), ("demo", DEMO), ("production", PRODUCTION))
+SHIPPED = (("team", TEAM), ("demo", DEMO), ("workstation", WORKSTATION), ("production", PRODUCTION))
 LONG = 60
 """Characters of a default beyond which only its kind is named."""
 

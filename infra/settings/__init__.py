@@ -36,6 +36,7 @@ from infra.settings.sources import (
     SECRETS_NAME,
     TEAM,
     TOKENS_NAME,
+    WORKSTATION,
     Keys,
     SettingsError,
     gather,

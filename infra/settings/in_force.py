@@ -19,7 +19,12 @@ EFFECTS: Mapping[str, Effect] = {
     **{"store": "stack", "registry": "stack", "registry.page": "serving", "orchestration": "stack"},
     **{"orchestration.page": "serving", "orchestration.dask_scheduler": "next run", "model": "stack", "serving": "serving"},
     **{"serving.engines": "stack", "serving.engine_host": "stack", "serving.engine_token": "stack"},
-    **{"serving.engine_arguments": "stack", "serving.state": "stack", "serving.most_deltas": "stack"},
+    **{
+        "serving.adapters": "stack",
+        "serving.engine_arguments": "stack",
+        "serving.state": "stack",
+        "serving.most_deltas": "stack",
+    },
     **{"collect": "next run", "collect.join_seconds": "serving", "reward": "next run", "train": "next run"},
     **{"evaluate": "next run", "evaluate.engine": "stack", "evaluate.engine_url": "stack", "evaluate.engine_host": "stack"},
     **{"evaluate.engine_token": "stack", "experiment": "next run", "retention": "next run", "stack": "stack"},

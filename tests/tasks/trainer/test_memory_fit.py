@@ -1,6 +1,7 @@
 """The planned memory is that which a step takes, layouts that cannot fit are refused, and proposals fit."""
 
 import json
+import math
 from math import prod
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from infra import cli
 from infra.model import adapters
 from infra.model.architectures import Architecture, parse
-from infra.settings import PRODUCTION, ROOT, load
+from infra.settings import PRODUCTION, ROOT, WORKSTATION, load
 from infra.settings.training import Train
 from tasks.trainer.memory import fit
 from tasks.trainer.memory.estimate import Layout, MicroBatchSize, Trained, estimate, propose, usable
@@ -130,6 +131,19 @@ def test_the_production_settings_fit_the_card_that_they_name():
     layout = Layout(train.tensor_parallel, train.pipeline_parallel, train.processes)
     size = MicroBatchSize(train.micro_batch_tokens, train.micro_batch_positions)
     fit.check_fits(qwen("1.5B"), train, layout, size, usable(CARD), bf16=True)
+
+
+def test_one_card_holds_both_engines_and_the_trainer_of_a_workstation():
+    settings = load(WORKSTATION, {})
+    train, engine = settings.train, settings.serving.engine_arguments
+    size = MicroBatchSize(train.micro_batch_tokens, train.micro_batch_positions)
+    fit.check_fits(qwen("1.5B"), train, Layout(), size, usable(int(10e9)), bf16=True)
+    weights = 2 * sum(math.prod(shape) for shape in qwen("1.5B").tensors().values())
+    beside_weights = 1.5e9  # activations, graphs and CUDA's own
+    assert int(10e9) + 2 * (weights + engine["kv_cache_memory_bytes"] + beside_weights) < 24e9
+    assert settings.serving.engines[0] == settings.serving.engines[1] and engine["max_lora_rank"] >= train.adapter_rank
+    room = settings.model.max_prefix_tokens + settings.model.max_suffix_tokens + settings.serving.sampling.max_tokens
+    assert room < engine["max_model_len"]
 
 
 @pytest.mark.parametrize(
