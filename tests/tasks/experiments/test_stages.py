@@ -176,16 +176,16 @@ def at_ramp(life: Life) -> float:
 
 def at_test(life: Life) -> float:
     """Pass the ramp; return when the test starts."""
-    return life.become(tested())
+    return life.become(after_ramp())
 
 
 def at_watch(life: Life) -> float:
     """Promote the challenger; return when the watch starts."""
-    return life.become(watched())
+    return life.become(after_promotion())
 
 
 @cache
-def tested() -> Life:
+def after_ramp() -> Life:
     """Return a test that has passed its ramp, for tests to continue."""
     life = opened()
     start = at_ramp(life)
@@ -198,7 +198,7 @@ def tested() -> Life:
 
 
 @cache
-def watched() -> Life:
+def after_promotion() -> Life:
     """Return a test whose challenger has been promoted, for tests to continue."""
     life = opened()
     start = at_test(life)
