@@ -12,10 +12,10 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 MOVE = $(if $(VERSION),"$$VERSION") --reason "$$REASON" $(if $(DRY_RUN),--dry-run) $(if $(APPROVE),--approve)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status demo try promote rollback test coverage check bench docs base requirements audit
+.PHONY: help setup up down status demo try promote rollback test test-long coverage check bench docs base requirements audit
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the pinned packages (GPU=1: CUDA builds)
 
@@ -50,8 +50,11 @@ promote: $(STAMP) ## make a version the champion (VERSION=3 REASON="..." DRY_RUN
 rollback: $(STAMP) ## put the champion before this one back (VERSION, REASON, DRY_RUN, APPROVE as for promote)
 	@$(TABLOOP) rollback $(MOVE)
 
-test: $(STAMP) ## run all tests, including those that start the stack (ARGS="-m 'not stack'": without them)
+test: $(STAMP) ## run the tests, including those that start the stack (ARGS="-m 'not stack'": without them)
 	$(PY) -m pytest -n 2 --no-loadscope-reorder $(ARGS)
+
+test-long: $(STAMP) ## run the tests that `make test` leaves out, each for the reason of its mark `long`
+	$(PY) -m pytest -n 2 --no-loadscope-reorder --long $(ARGS)
 
 coverage: $(STAMP) ## run the tests without servers, and print their coverage
 	$(PY) -m pytest -n 2 --no-loadscope-reorder -m "not stack" --cov $(ARGS)

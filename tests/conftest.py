@@ -17,13 +17,16 @@ from xdist.scheduler import LoadScopeScheduling
 from infra.settings import DEMO, FILE_VARIABLE
 from infra.storage.store import ObjectStore
 from tests import stack as stack_
-from tests.marks import let_stack_tests_warn, rerun_timing_tests
+from tests.marks import add_long_option, choose_long_or_others, let_stack_tests_warn, rerun_timing_tests
 from tests.stack import Stack, free_ports
 
 settings.register_profile("tabloop", deadline=None)  # under other load on the machine, an example would exceed it
 settings.load_profile("tabloop")
 
 os.environ.setdefault(FILE_VARIABLE, str(DEMO))  # and not what a stack of this checkout was started with
+# Hundreds of child processes import the same modules: each would compile them anew where the environment asks for no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 START_SECONDS = 240
 
@@ -79,8 +82,13 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest groups first, and let tests that depend on the machine's load run once more."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_long_option(parser)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests, put the longest groups first, and let tests that depend on the machine's load run once more."""
+    choose_long_or_others(config, items)
     rerun_timing_tests(items)
     let_stack_tests_warn(items)
     for item in items:

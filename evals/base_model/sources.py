@@ -42,7 +42,7 @@ def training_files() -> list[Path]:
 
 
 def _long_lines(text: str) -> list[str]:
-    return [line for raw in text.splitlines() if len(line := raw.strip()) >= LONG_LINE]
+    return [line for raw in text.splitlines() if len(raw) >= LONG_LINE and len(line := raw.strip()) >= LONG_LINE]
 
 
 def package_of(file: Path) -> str:

@@ -10,7 +10,7 @@ import yaml
 
 from evals.docs.schema import INTROS, code, named, prose, table
 
-TARGET = re.compile(r"^([a-z]+):.*?## (.+)$", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):.*?## (.+)$", re.MULTILINE)
 PARAMETERS = ("Argument", "Option")
 DECLARED = re.compile(r"(?:(\w+)\.)?(command|callback)\((?:[A-Z]+)?(?:, )?(?:'(\w+)')?")
 """A decorator of infra/cli: its group of commands if it is not `tabloop` itself, its kind, and the command's name if given."""

@@ -16,6 +16,7 @@ from infra.model import architectures
 from infra.model.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
 from infra.stack import files
+from infra.stack.imports import uncollected
 from infra.storage.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
@@ -107,9 +108,10 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     except UnsupportedCheckpoint as error:
         raise SystemExit(f"engine: {error}; check --model or model.base") from None
 
-    import uvloop  # after the environment is set: the imports below read it
+    with uncollected():
+        import uvloop  # after the environment is set: the imports below read it
 
-    from serving.engine import server
+        from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model), adapters)
     return uvloop.run(server.serve(llm, version, where, checkpoints, adapters))

@@ -2,16 +2,19 @@
 
 import asyncio
 import gc
+import json
 import os
 import secrets
 import signal
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -132,11 +135,21 @@ def build_llm(arguments: Mapping[str, Any], model: str, adapters: int = 0) -> As
     if adapters:
         options |= {"enable_lora": True, "max_loras": adapters + 1, "max_cpu_loras": adapters + 1}
     quiet = options.pop("disable_log_stats")
+    if current_platform.is_cpu():
+        _import_model(Path(model))
     config = AsyncEngineArgs(**options).create_engine_config()
     if current_platform.is_cpu():
         # On CPU vLLM spawns its engine process, which imports vLLM again. Forking is safe: this process has no threads yet.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     return AsyncLLM.from_vllm_config(config, disable_log_stats=quiet)
+
+
+def _import_model(checkpoint: Path) -> None:
+    """Import the checkpoint's model here. vLLM would start a process to look at it, which imports all of vLLM once more: so that
+    this process touches no GPU."""
+    for name in json.loads((checkpoint / "config.json").read_text()).get("architectures") or ():
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
 async def serve(llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints, adapters: int = 0) -> int:

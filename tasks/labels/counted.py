@@ -130,6 +130,8 @@ class _Reader:
         listing = Listing.of(self.store, since, self.now)
         spans, known = self._stored()
         found = scan(self.store, listing, frozenset(known.objects["key"]), since)
+        if known.objects.is_empty() and found.objects.is_empty():
+            return self._with([], [], {})  # no hour of nobody's requests is written
         making = Making(self, listing, known + found, found, spans)
         changed, missing = found.changes(known, self.reach) & spans.keys(), self.hours - spans.keys()
         making.again(changed, last=not missing)

@@ -14,6 +14,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from infra.stack.imports import uncollected
+
 LIBC = ctypes.CDLL(None)  # loaded here: nothing may be imported between fork and exec
 PR_SET_PDEATHSIG = 1
 
@@ -33,17 +35,18 @@ def main() -> None:
     options = parser.parse_args()
 
     # Imported here: the launcher's process imports this module, without the seconds of torch and Megatron.
-    from tasks.trainer.model.process_group import Parallel, node_and_place, start, stop
+    with uncollected():
+        from tasks.trainer.model.process_group import Parallel, node_and_place, start, stop
 
-    # isort: split
-    import torch
-    import torch.distributed as dist
+        # isort: split
+        import torch
+        import torch.distributed as dist
 
-    from tasks.trainer.job import REFUSED_NAME, Job
-    from tasks.trainer.memory.fit import DoesNotFit
-    from tasks.trainer.model.architecture import check_arguments
-    from tasks.trainer.update import ppo
-    from tasks.trainer.update.safety import HarmfulUpdate
+        from tasks.trainer.job import REFUSED_NAME, Job
+        from tasks.trainer.memory.fit import DoesNotFit
+        from tasks.trainer.model.architecture import check_arguments
+        from tasks.trainer.update import ppo
+        from tasks.trainer.update.safety import HarmfulUpdate
 
     warnings.filterwarnings("ignore", module="megatron")
     try:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ class Cluster:
     address: str
     folder: Path
     workers: list[subprocess.Popen[bytes]]
+    joined_by_threads: list[Collected] = field(default_factory=list)
 
     def started_partitions(self) -> list[StartedPartition]:
         """Return the partitions that workers started in this test."""
@@ -155,8 +156,15 @@ def window_result(collected: Collected) -> tuple[Any, ...]:
     return accounting.classified.to_dicts(), accounting.buckets, collected.orphans, body
 
 
+def by_threads_of(cluster: Cluster, cycle: Cycle) -> Collected:
+    """Return what the cycle collects without a scheduler, once for all tests."""
+    if not cluster.joined_by_threads:
+        cluster.joined_by_threads.append(cycle(""))
+    return cluster.joined_by_threads[0]
+
+
 def test_two_workers_join_the_same_as_threads(cluster: Cluster, cycle: Cycle) -> None:
-    by_threads = cycle("")
+    by_threads = by_threads_of(cluster, cycle)
     assert not cluster.started_partitions()
     assert by_threads.accounting.buckets["trained"] == HOURS * REQUESTS
     by_workers = cycle(cluster.address)
@@ -168,7 +176,7 @@ def test_two_workers_join_the_same_as_threads(cluster: Cluster, cycle: Cycle) ->
 
 
 def test_a_killed_worker_changes_no_result_and_the_scheduler_holds_no_key(cluster: Cluster, cycle: Cycle) -> None:
-    expected = window_result(cycle(""))
+    expected = window_result(by_threads_of(cluster, cycle))
     killed, survivor = cluster.workers
     (cluster.folder / "hang").write_text(str(killed.pid))
     scheduler_calls: list[bytes] = []

@@ -20,7 +20,7 @@ def free_url() -> str:
 def state_of(directory: Path) -> Path:
     """Return the stack's state directory of an engine that has a temporary directory.
 
-    The engines of a session share the cache beside it, where vLLM keeps what it takes 8 s of CPU to find out of an architecture.
+    The engines of a session share the cache beside it.
     """
     return directory.parent / "engines" / directory.name
 

@@ -1,5 +1,6 @@
 """The packages held out of the base model's training: developers are simulated in them, and models are scored on them."""
 
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -56,6 +57,8 @@ def read_source(file: Path) -> str | None:
 
 def source_files(root: Path) -> Iterator[Path]:
     """Yield the Python files below a folder that are neither tests, vendored nor generated."""
-    for file in root.rglob("*.py"):
-        if SKIPPED_PARTS.isdisjoint(file.relative_to(root).parts) and not file.name.endswith(("_pb2.py", "_pb2_grpc.py")):
-            yield file
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in SKIPPED_PARTS]
+        yield from (
+            Path(folder, name) for name in files if name.endswith(".py") and not name.endswith(("_pb2.py", "_pb2_grpc.py"))
+        )

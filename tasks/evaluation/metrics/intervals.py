@@ -5,6 +5,7 @@ Shapes: N places, F files, R resamples.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -56,8 +57,15 @@ def estimate(values: Sequence[float], clusters: Sequence[str], seed: int = 0) ->
     mean = float(sums.sum() / counts.sum())
     if len(names) < 2:
         return Estimate(mean, None, None, len(values), len(names))
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=RESAMPLES)  # R F
+    drawn = _drawn(len(names), seed)  # R F
     means = (drawn @ sums) / (drawn @ counts)  # R
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(mean, float(low), float(high), len(values), len(names))
+
+
+@lru_cache(maxsize=4)  # most metrics apply at places of the same number of files
+def _drawn(files: int, seed: int) -> np.ndarray:
+    """Return how often each file is in each resample [R, F]."""
+    drawn = np.random.default_rng(seed).multinomial(files, np.full(files, 1 / files), size=RESAMPLES)
+    drawn.flags.writeable = False
+    return drawn

@@ -43,13 +43,20 @@ def arm_totals(
     names = sorted({*champion, *challenger})
     of_arm: dict[Arm, Mapping[str, UserSums]] = {"champion": champion, "challenger": challenger}
 
-    def sums(users: Mapping[str, UserSums], factor: float = 1.0) -> dict[str, np.ndarray]:
-        return {s: np.array([factor * users.get(name, {}).get(s, 0) for name in names]) for s in (*SUMS, *UNCAPPED)}
+    def sums(users: Mapping[str, UserSums]) -> dict[str, np.ndarray]:
+        columns = {s: [0.0] * len(names) for s in (*SUMS, *UNCAPPED)}
+        for at, name in enumerate(names):
+            for s, value in users.get(name, {}).items():
+                if s in columns:
+                    columns[s][at] = value
+        return {s: np.array(column, dtype=float) for s, column in columns.items()}
 
+    during = {arm: sums(of_arm[arm]) for arm in ARMS}
+    halves, in_block = ({arm: {s: 0.5 * of[s] for s in of} for arm, of in during.items()} for _ in range(2))
     return ArmTotals(
-        during={arm: sums(of_arm[arm]) for arm in ARMS},
-        later={arm: sums((later or of_arm)[arm], 1.0 if later else 0.5) for arm in ARMS},
-        in_block={arm: sums(of_arm[arm], 0.5) for arm in ARMS},
+        during=during,
+        later={arm: sums(later[arm]) for arm in ARMS} if later else halves,
+        in_block=in_block,
         before=sums(before or {}),
         absent=absent or {"champion": 0, "challenger": 0},
     )

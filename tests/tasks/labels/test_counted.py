@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 from zlib import crc32
 
@@ -97,6 +98,12 @@ class CountingStore(MemoryStore):
             raise Killed
         return super().put_new(key, body)
 
+    def copy(self) -> "CountingStore":
+        """Return a bucket with the same objects."""
+        other = CountingStore()
+        other.objects, other.times = dict(self.objects), dict(self.times)
+        return other
+
     def events(self) -> list[str]:
         """Return the event objects that were fetched since the last call."""
         fetched, self.fetched = [key for key in self.fetched if key.startswith("events/")], []
@@ -116,8 +123,8 @@ def counted_folder(at: float) -> str:
     return pl.select(pl.from_epoch(pl.lit(hour))).to_series().dt.strftime("date=%Y-%m-%d/hour=%H")[0]
 
 
-@pytest.fixture
-def store() -> CountingStore:
+@cache
+def shipped() -> CountingStore:
     """Return four hours of requests by two users, every ten minutes."""
     store = CountingStore()
     for number in range(24):
@@ -125,8 +132,21 @@ def store() -> CountingStore:
     return store
 
 
+@pytest.fixture
+def store() -> CountingStore:
+    """Return a store with what was shipped."""
+    return shipped().copy()
+
+
 LATER = NOW + 4 * HOUR + 200.0
 """The fourth hour has settled."""
+
+
+@cache
+def looked(now: float) -> tuple[CountingStore, pl.DataFrame]:
+    """Return the store after a look at what was shipped, and what the look found."""
+    store = shipped().copy()
+    return store, read_requests(store, NOW, now, JOIN).requests
 
 
 def test_a_look_fetches_each_object_once_and_none_of_the_hours_that_settled(store: CountingStore) -> None:
@@ -148,10 +168,8 @@ def test_a_look_fetches_each_object_once_and_none_of_the_hours_that_settled(stor
     assert {key for key in store.events() if "compact-" in key} == set(), "their names say that all inside is known"
 
 
-def test_a_late_event_changes_its_hour_which_is_made_again_and_says_so(
-    store: CountingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    read_requests(store, NOW, LATER, JOIN)
+def test_a_late_event_changes_its_hour_which_is_made_again_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    store = looked(LATER)[0].copy()
     before = set(store.keys(counted.PREFIX))
     name = f"{NOW + 5:.0f}-a"
     late = feedback("late", time=LATER - 5, user=ADA, prefix="", shown="", completion_id=name, client_id=f"client f{name}")
@@ -164,8 +182,8 @@ def test_a_late_event_changes_its_hour_which_is_made_again_and_says_so(
     assert len(set(store.keys(counted.PREFIX))) == len(before) + 2, "and once"
 
 
-def test_what_a_reader_of_less_has_seen_is_looked_at_again_by_one_of_more(store: CountingStore) -> None:
-    read_requests(store, NOW, LATER, JOIN)
+def test_what_a_reader_of_less_has_seen_is_looked_at_again_by_one_of_more() -> None:
+    store = looked(LATER)[0].copy()
     name = f"{NOW + 5:.0f}-a"
     late = feedback("late", time=LATER + HOUR - 5, user=ADA, prefix="", shown="", completion_id=name, client_id=f"client f{name}")
     store.put_rows(f"events/feedback/{counted_folder(LATER)}/late.parquet", [late.model_copy(update={"outcome": "thumbs_down"})])
@@ -203,8 +221,8 @@ def test_a_day_takes_the_place_of_its_hours(store: CountingStore) -> None:
 
 
 @pytest.mark.parametrize("writes", range(9))
-def test_a_look_that_is_killed_at_any_write_changes_nothing(store: CountingStore, writes: int) -> None:
-    read_requests(store, NOW, NOW + 2.5 * HOUR, JOIN)
+def test_a_look_that_is_killed_at_any_write_changes_nothing(writes: int) -> None:
+    store = looked(NOW + 2.5 * HOUR)[0].copy()
     late = [
         feedback(f"late{n}", time=NOW + 3.9 * HOUR, completion_id=f"{NOW + at:.0f}-a", user=ADA, prefix="", shown="")
         for n, at in enumerate((5, 7205))
@@ -226,9 +244,10 @@ def test_a_look_that_is_killed_at_any_write_changes_nothing(store: CountingStore
 @pytest.mark.parametrize("damage", [lambda body: body[:-100], lambda body: None, lambda body: b""])
 @pytest.mark.parametrize("suffix", ["", counted.INPUTS])
 def test_an_object_that_is_truncated_or_missing_is_named_and_made_again(
-    store: CountingStore, caplog: pytest.LogCaptureFixture, damage: Any, suffix: str
+    caplog: pytest.LogCaptureFixture, damage: Any, suffix: str
 ) -> None:
-    expected = read_requests(store, NOW, LATER, JOIN).requests
+    before, expected = looked(LATER)
+    store = before.copy()
     key = min(key for key in store.keys(counted.PREFIX) if key.endswith(counted.INPUTS) == bool(suffix))
     body = damage(store.objects.pop(key))
     if body is not None:
@@ -248,8 +267,9 @@ def test_hours_of_another_release_are_left_alone_and_made_again(store: CountingS
     assert len(set(store.keys(counted.PREFIX)) - old) == len(old)
 
 
-def test_a_forgotten_user_leaves_the_counted_hours_and_nothing_else_changes(store: CountingStore) -> None:
-    before = read_requests(store, NOW, LATER, JOIN).requests
+def test_a_forgotten_user_leaves_the_counted_hours_and_nothing_else_changes() -> None:
+    looked_at, before = looked(LATER)
+    store = looked_at.copy()
     asked = request(ADA, "", LATER, "operator", "she asked")
     forgotten = forget(store, MemoryRegistry(v1={}).client, asked, LATER, dry_run=False)
     assert any(key.startswith(counted.PREFIX) for key in forgotten.rows)

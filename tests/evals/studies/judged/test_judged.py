@@ -137,6 +137,7 @@ def test_a_judge_that_rewards_and_scores_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "same.toml", {"TABLOOP_STACK__STATE": "/nowhere"})
 
 
+@pytest.mark.long(reason="a whole small study, with two updates")
 @pytest.mark.stack
 def test_the_command_trains_scores_and_prints_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

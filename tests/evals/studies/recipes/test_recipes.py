@@ -281,6 +281,7 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
     assert cells.shown_of(estimates, places, settings.serving.showing, settings.serving.sampling) == [2] * 40
 
 
+@pytest.mark.long(reason="a whole small study, with two updates")
 @pytest.mark.stack
 def test_a_recipe_trains_in_a_closed_loop_and_is_compared(settings: Settings, tmp_path: Path) -> None:
     schedule = Schedule(20, 0, code_from(), bench_recipes.QUIRKS["people"])
