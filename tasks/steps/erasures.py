@@ -1,5 +1,7 @@
 """Runs of the flow `forget` for developers who asked on their own page to be forgotten (infra/storage/choices.py)."""
 
+from functools import partial
+
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.logging import get_run_logger
@@ -19,7 +21,7 @@ def see_to_erasures(context: Context) -> list[ErasureRequest]:
     """Start the removals that wait, and note how they stand; return the requests. A failure is left to the next run."""
     waiting = choices.waiting(context.store)
     for request in waiting:
-        attempt_to_show("forget", lambda request=request: _see_to(context, request))
+        attempt_to_show("forget", partial(_see_to, context, request))
     return waiting
 
 
