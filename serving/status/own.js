@@ -52,9 +52,8 @@
   at("confirm")?.addEventListener("click", async () => {
     at("sure").hidden = true;
     try {
-      const stands = await call("/me/forget", {});
-      if (at("opt-out")) at("opt-out").hidden = true;
-      await follow(stands);
+      await call("/me/forget", {});
+      location.reload(); // what was shown of before is forgotten
     } catch (error) {
       say("refused: " + error.message);
       at("forget").disabled = false;
