@@ -1,5 +1,5 @@
-"""The controller: it records moves made by hand, leads the running A/B test through its stages to a verdict, moves the versions,
-and rolls a promoted version back that is worse, alone or together with those since the anchor."""
+"""The controller: it records moves made by hand, sees to users who asked to be forgotten, leads the running A/B test through its
+stages to a verdict, moves the versions, and rolls a promoted version back that is worse, alone or with those since the anchor."""
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -7,6 +7,7 @@ from prefect.states import Completed, State
 from infra.records import ExperimentRecord, StageName
 from tasks.experiments.controller.look import Found
 from tasks.steps import context as contexts
+from tasks.steps import erasures
 from tasks.steps import experiment as steps
 from tasks.steps.context import Context
 from tasks.steps.naming import advised
@@ -37,6 +38,7 @@ def experiment() -> State:
     context = contexts.load()
     steps.follow(context)
     steps.requested(context)
+    erasures.see_to_erasures(context)
     steps.follow_anchor(context)
     running = steps.running_experiment(context)
     if running is None:

@@ -34,6 +34,7 @@ from serving.gateway.drain import Drain
 from serving.gateway.feedback import FeedbackService
 from serving.gateway.server import make_connections, make_server
 from serving.metrics import Metrics
+from serving.recording.choices import Choices
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts
 from serving.recording.opt_outs import OptOuts
@@ -122,6 +123,7 @@ class Parts:
     recorder: Recorder
     shipper: Shipper
     follower: Follower
+    choices: Choices
     completions: FastAPI
     feedback: FastAPI
 
@@ -132,7 +134,8 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     spool = Spool(settings_.path(serving.spool))
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds)
-    access = Access(serving, metrics.ignored_users.inc, metrics.unshared_rates.inc)
+    choices = Choices(store, settings_.path(serving.state) / "choices.json")
+    access = Access(serving, metrics.ignored_users.inc, metrics.unshared_rates.inc, chose=choices.hold)
     hosts = accepted_hosts(serving)
     sampling = policy(settings)
     redactor = event_redactor(settings, metrics)
@@ -142,12 +145,12 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     versions = VersionCache(settings_.path(serving.state), serving.most_deltas)
     registry = Registry.connect(settings.registry)
     follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
-    gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing)
+    gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices)
     feedback = FeedbackService(access, recorder)
     status = StatusSources(access, arms, spool, shipper, metrics, StatusData(registry, store), links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)
-    return Parts(metrics, access, redactor, recorder, shipper, follower, completions_app, feedback_app)
+    return Parts(metrics, access, redactor, recorder, shipper, follower, choices, completions_app, feedback_app)
 
 
 async def serve(settings: Settings) -> None:
@@ -161,7 +164,13 @@ async def serve(settings: Settings) -> None:
         access, recorder, shipper = parts.access, parts.recorder, parts.shipper
         gc_pauses.freeze()
         endless = (
-            *(parts.follower.run(), shipper.run(), parts.redactor.long_texts.start(), access.tokens.follow()),
+            *(
+                parts.follower.run(),
+                shipper.run(),
+                parts.redactor.long_texts.start(),
+                parts.choices.follow(),
+                access.tokens.follow(),
+            ),
             *(connections.close_expired(), gc_pauses.collect_when_quiet(connections)),
         )
         background = [asyncio.create_task(run) for run in endless]

@@ -1,5 +1,6 @@
 """Commands of the stack on this machine, and of servers elsewhere that the settings name."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -8,17 +9,25 @@ import typer
 from infra.cli import errors
 from infra.cli.app import PROJECT, STACK, Json, SettingsFile, command, print_json, use_demo_settings, use_settings
 
+MODEL = "TABLOOP_MODEL__BASE"
+"""Environment variable of the setting model.base; `up` remembers it as it remembers all of them."""
+
 
 @command(STACK)
 def up(
     parts: Annotated[list[str] | None, typer.Argument(metavar="[PART]...", help="parts to start; none: all")] = None,
     settings: SettingsFile = "",
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="directory of your base model, in place of model.base of the settings")
+    ] = None,
     paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
 ) -> None:
-    """Start every stopped part and wait until all are ready. The settings are remembered for later commands."""
+    """Start every stopped part and wait until all are ready. Settings and model are remembered for later commands."""
     from infra.stack import addresses, control
 
     use_settings(settings)
+    if model:
+        os.environ[MODEL] = str(model.expanduser().resolve())
     print(addresses.described(control.up(parts or (), paused=paused)))
 
 

@@ -8,7 +8,7 @@ the name says otherwise. `policy_version` is the MLflow version number of the we
 
 from infra.records.base import Arm, LabelOutcome, ObjectReference, Record, ShowLevel
 from infra.records.cycles import AcceptanceFit, Bucket, CycleOutcome, Manifest, Profile, Quarantined, RewardTotals, Sample
-from infra.records.erasure import Amendment, Forgotten
+from infra.records.erasure import Amendment, ErasureRequest, Forgotten, OptedOut
 from infra.records.events import Completion, Feedback, FinishReason, NotTaken, Outcome, ShadowCopy
 from infra.records.experiments import (
     ArmEvidence,

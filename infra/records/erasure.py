@@ -20,6 +20,28 @@ class Forgotten(Record):
     """The reason, as a sentence."""
 
 
+class OptedOut(Record):
+    """A user who opted out on their own page."""
+
+    user: str
+    """The user's keyed hash."""
+    time: float
+    """When."""
+
+
+class ErasureRequest(Record):
+    """A user's wish to be forgotten, asked for on their own page; rewritten while it is carried out."""
+
+    user: str
+    """The user's keyed hash."""
+    time: float
+    """When it was asked for."""
+    noted: float = 0.0
+    """When the controller last saw to it; 0 before."""
+    message: str = ""
+    """How the removal stands, or what was removed; without versions, which a developer does not learn."""
+
+
 class Amendment(Record):
     """Rows removed from a cycle's objects after its manifest was written; the manifest still names the old checksums."""
 

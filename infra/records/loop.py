@@ -27,3 +27,5 @@ class LoopRun(Record):
     """Id of the flow run in Prefect; empty for a run without Prefect."""
     schedules: dict[str, bool] = Field(default={})
     """Of a run of the flow `experiment`: whether each deployment's schedule was on; empty where Prefect did not say."""
+    prefect_seconds: float | None = None
+    """Of a run of the flow `experiment`: how long Prefect took to answer that; None where it did not."""

@@ -9,11 +9,11 @@ from infra.http import authorization
 from infra.registry.client import NoAnswer
 from infra.settings import Settings
 from infra.storage import loop_runs
-from infra.storage.loop_runs import Sign
+from infra.storage.loop_runs import SLOW_SECONDS, Sign
 from infra.storage.store import ObjectStore, Refused, Unreachable
 
-SLOW_SECONDS, PREFECT_SECONDS = 2.0, 10.0
-"""An answer of Prefect's server after this time is slow; after that time there is none."""
+PREFECT_SECONDS = 10.0
+"""Longest wait for an answer of Prefect's server."""
 
 
 def signs(settings: Settings, now: float) -> list[Sign]:

@@ -22,6 +22,8 @@ LONG_LOOK_SECONDS = 300.0
 """Longest run of the flow `experiment`."""
 WAITING_SECONDS = 60.0
 """Longest time for which an event waits in the spool while the object store answers."""
+SLOW_SECONDS = 2.0
+"""An answer of Prefect's server after this time is slow."""
 FAILED = ("Failed", "Crashed")
 
 
@@ -30,7 +32,7 @@ class Sign:
     """A sign of the loop's health, for a line of `tabloop status` and of the status page."""
 
     name: str
-    """watch, cycle, schedules or spool."""
+    """watch, cycle, schedules, spool or prefect."""
     text: str
     ok: bool
     """Whether it is as it should be. A pause that a person asked for is."""
@@ -74,6 +76,22 @@ def signs(
         text = f"the oldest event waits for {span(backlog)}" if backlog else "empty"
         found.append(Sign("spool", text + ("; the object store does not take it" if late else ""), not late))
     return found
+
+
+def prefect(runs: Mapping[str, LoopRun], now: float) -> Sign:
+    """Return how Prefect's server does, as the watch's last run noted it: it starts that run, and answers its question."""
+    run = runs.get("experiment")
+    if run is None:
+        return Sign("prefect", "has never started the watch: `tabloop status` asks it", False)
+    under_way = not run.ended and now - run.began <= LONG_LOOK_SECONDS
+    ago = now - (run.ended or run.began)
+    if ago > LATE_SECONDS["experiment"] and not under_way:
+        if run.schedules.get("experiment") is False:
+            return Sign("prefect", f"not asked for {span(ago)}, since the watch's schedule is off", True)
+        return Sign("prefect", f"has started no watch for {span(ago)}: `tabloop status` asks it", False)
+    if run.prefect_seconds is None:
+        return Sign("prefect", f"gave the watch no answer {span(ago)} ago", False)
+    return Sign("prefect", f"answered in {run.prefect_seconds:.2f} s, {span(ago)} ago", run.prefect_seconds < SLOW_SECONDS)
 
 
 def _watch(run: LoopRun | None, now: float, on: Mapping[str, bool]) -> Sign:

@@ -76,11 +76,13 @@ class Access:
         on_ignored_user: Callable[[], None] = lambda: None,
         on_unshared_rate: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
+        chose: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Read the tokens.
 
         `on_ignored_user` is called for each request that names another user without the role `users`, `on_unshared_rate` for
-        each request that this replica counts alone, since Valkey does not answer.
+        each request that this replica counts alone, since Valkey does not answer. `chose` returns whether a user, by keyed hash,
+        is recorded without text by their own choice (recording/choices.py).
 
         Raises:
             SystemExit: `user_secret` is missing, there is no token at all, or a token is described wrongly.
@@ -91,6 +93,7 @@ class Access:
         """Key of the keyed hash of users."""
         self._settings = settings
         self._on_ignored_user = on_ignored_user
+        self._chose = chose
         self._issuer = Issuer.of(settings.oidc, clock) if settings.oidc else None
         try:
             self.tokens = KnownTokens(settings, clock)
@@ -191,7 +194,7 @@ class Access:
             hashed,
             named.credential,
             client,
-            opted_out=opts_out or not terms.logged,
+            opted_out=opts_out or not terms.logged or self._chose(hashed),
             experiments=terms.experiments,
             version=terms.version,
             level=terms.level,

@@ -22,6 +22,7 @@ from serving.gateway.requests import read_json
 from serving.gateway.responses import StreamedResponse, WholeResponse
 from serving.gateway.shadow import Shadow
 from serving.gateway.showing import ShowTerms
+from serving.recording.choices import Choices
 from serving.recording.recorder import Recorder
 from serving.slots.arms import Arms, Route
 from serving.slots.policy import Policy
@@ -42,6 +43,7 @@ class Gateway:
     policy: Policy
     recorder: Recorder
     showing: Showing
+    choices: Choices
     clock: Callable[[], float] = time.time
     """Unix seconds."""
 

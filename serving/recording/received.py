@@ -39,6 +39,10 @@ class ReceivedEvents:
         counted.matched += matched
         counted.last, counted.last_matched = time, matched
 
+    def forget_user(self, user: str) -> None:
+        """Remember no event of a user any more."""
+        self._users.pop(user, None)
+
     def of(self, user: str) -> dict[str, Received]:
         """Return the events of a user by client."""
         return self._users.get(user, {})

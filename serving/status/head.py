@@ -37,6 +37,7 @@ def head(
         *_acceptance(data, shown, status["champion"]),
         _test(status, progress, now),
         *_loop(data, status["spool"], now),
+        loop_runs.prefect(data.runs, now),
         engines(status["slots"]),
     ]
     return sorted(lines, key=lambda line: line.ok)

@@ -1,9 +1,10 @@
 """The own page of a developer, GET /me: what arrives with a token, what became of it, what is kept, and how an editor is set up.
 
 It shows no version and no arm, since a developer who knew could decide an A/B test. It changes nothing, so that a browser may
-send the token as a password.
+send the token as a password; what its buttons ask for, own_choices.py takes.
 """
 
+import asyncio
 from pathlib import Path
 
 from fastapi import Request
@@ -13,19 +14,23 @@ from infra.pages import charts
 from serving.access import Denied
 from serving.gateway.completions import Gateway
 from serving.gateway.openapi import SECURITY, TEXT, Answers, DocumentedApp
+from serving.status.data import WAIT_SECONDS
+from serving.status.own_choices import AWAY, Standing, add_own_choices, standing
 from serving.status.own_values import own_page
 from serving.status.routes import page_environment, security_headers
 
 PATH = "/me"
+UNKNOWN = Standing("unknown", "the object store does not answer, so it is not known whether you asked to be forgotten")
 PLACEHOLDER = "TOKEN"
 """Stands in the configurations where the browser has a session and no token."""
 ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
 def add_own_page(app: DocumentedApp, gateway: Gateway) -> None:
-    """Add the page."""
+    """Add the page, and what its buttons ask for."""
     source = (Path(__file__).parent / "own.html").read_text().replace("/* charts */", charts.STYLE)
     headers, template = security_headers(source), page_environment().from_string(source)
+    add_own_choices(app, gateway, headers)
 
     @app.get(PATH, response_class=HTMLResponse, responses=ANSWERS, openapi_extra=SECURITY)
     async def me(request: Request) -> Response:
@@ -40,5 +45,16 @@ def add_own_page(app: DocumentedApp, gateway: Gateway) -> None:
         caller = gateway.access.caller(request.headers, credential, None, "")
         token = gateway.access.token_of(request.headers) or PLACEHOLDER
         address = str(request.base_url).rstrip("/")
-        page = own_page(gateway, credential, caller, address, token, gateway.clock())
-        return HTMLResponse(template.render(page=page), headers=headers)
+        now = gateway.clock()
+        page = own_page(gateway, credential, caller, address, token, now)
+        asked = await _standing(gateway, caller.user, now)
+        return HTMLResponse(template.render(page=page, forgetting=asked), headers=headers)
+
+
+async def _standing(gateway: Gateway, user: str, now: float) -> Standing:
+    """Return how the user's removal stands; the page does not wait long for the object store."""
+    try:
+        asked = asyncio.to_thread(standing, gateway.choices.store, user, now)
+        return await asyncio.wait_for(asked, WAIT_SECONDS)
+    except (TimeoutError, *AWAY):
+        return UNKNOWN

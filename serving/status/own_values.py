@@ -13,6 +13,7 @@ from serving.access import Caller, Credential
 from serving.gateway.completions import Gateway
 from serving.recording.received import Received
 from serving.recording.served import ServedRequest
+from serving.status.own_choices import is_shared
 
 LAST = 20
 """Completions in the table."""
@@ -23,8 +24,6 @@ Z95 = 1.959964
 """Quantile of the standard normal distribution for a two-sided interval of 95 %."""
 REPORTING = ("continue", "rlinf", "tabby", "native")
 """Clients that report what became of a completion (infra/docs/editors/index.md)."""
-SHARED = ("token", "simulation", "admin")
-"""Names of the tokens of [serving] itself, which are no one person's (serving/access/credentials.py)."""
 WORDS: dict[Outcome, str] = {
     "shown": "shown, not judged",
     "rejected": "rejected",
@@ -94,6 +93,9 @@ class OwnPage:
     redacted: int
     without_text: int
     logged: bool
+    chose: bool
+    """Whether not being logged is the user's own choice on this page, or follows from being forgotten."""
+    token: str
     experiments: bool
     configurations: tuple[Configuration, ...]
     check: str
@@ -126,7 +128,7 @@ def own_page(gateway: Gateway, credential: Credential, caller: Caller, address: 
     where = editors.reached(address, token, gateway.model)
     return OwnPage(
         name=credential.name,
-        shared=credential.name in SHARED or "users" in credential.roles,
+        shared=is_shared(credential),
         hash=caller.user,
         ready=gateway.arms.ready,
         remembered=len(requests),
@@ -138,6 +140,8 @@ def own_page(gateway: Gateway, credential: Credential, caller: Caller, address: 
         redacted=sum(request.redacted and not request.opted_out for request in requests),
         without_text=sum(request.opted_out for request in requests),
         logged=not caller.opted_out,
+        chose=gateway.choices.hold(caller.user),
+        token=token,
         experiments=caller.experiments,
         configurations=tuple(editors.configure(name, where) for name in editors.EDITORS),
         check=editors.check_command(where),

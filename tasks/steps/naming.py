@@ -47,7 +47,8 @@ def call_waiting(waiting: W) -> W:
 def name_of(experiment: ExperimentRecord) -> str:
     """Return the name of a run that looks at a test, at the probation of its version, or at the champion beside the anchor."""
     what = experiment.stage.name if experiment.stage.name in ("watch", "anchor") else "experiment"
-    return f"{what} v{experiment.challenger} vs v{experiment.champion or 'none'}"
+    against = f"v{experiment.champion}" if experiment.champion else "none"
+    return f"{what} v{experiment.challenger} vs {against}"
 
 
 def advised(what_to_do: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

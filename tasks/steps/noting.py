@@ -24,7 +24,9 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def run(*arguments: P.args, **keywords: P.kwargs) -> R:
-            begun = LoopRun(flow=flow, began=time.time(), run=flow_run.id or "", schedules=_schedules(flow))
+            began = time.time()
+            seconds, schedules = _schedules(flow)
+            begun = LoopRun(flow=flow, began=began, run=flow_run.id or "", schedules=schedules, prefect_seconds=seconds)
             _write(begun)
             try:
                 result = function(*arguments, **keywords)
@@ -48,17 +50,21 @@ def _write(run: LoopRun) -> None:
     attempt_to_show("note of the run", lambda: loop_runs.write(contexts.load().store, run))
 
 
-def _schedules(flow: LoopFlow) -> dict[str, bool]:
-    """Return whether each deployment's schedule is on, for the flow `experiment` alone; empty where Prefect does not say."""
+def _schedules(flow: LoopFlow) -> tuple[float | None, dict[str, bool]]:
+    """Return how long Prefect took to say whether each deployment's schedule is on, and that; for the flow `experiment` alone."""
     found: dict[str, bool] = {}
+    seconds: list[float] = []
     if flow != "experiment" or not flow_run.id:
-        return found
+        return None, found
 
     def ask() -> None:
         with get_client(sync_client=True) as client:
-            for deployment in client.read_deployments():
-                if deployment.schedules:
-                    found[deployment.name] = not deployment.paused and any(each.active for each in deployment.schedules)
+            began = time.monotonic()
+            deployments = client.read_deployments()
+            seconds.append(time.monotonic() - began)
+        for deployment in deployments:
+            if deployment.schedules:
+                found[deployment.name] = not deployment.paused and any(each.active for each in deployment.schedules)
 
     attempt_to_show("schedules", ask)
-    return found
+    return next(iter(seconds), None), found

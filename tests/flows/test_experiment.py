@@ -48,6 +48,7 @@ def test_without_an_experiment_the_flow_ends_as_no_experiment(world: World) -> N
     assert experiment(return_state=True).name == "NoExperiment"
     noted = loop_runs.read(world.store)["experiment"]
     assert (noted.state, noted.began <= noted.ended, noted.schedules) == ("NoExperiment", True, {})
+    assert noted.prefect_seconds is not None and noted.prefect_seconds >= 0
 
 
 def test_a_better_challenger_is_promoted_once(world: World) -> None:

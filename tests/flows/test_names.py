@@ -108,7 +108,7 @@ def test_a_run_of_the_watch_is_called_so() -> None:
         id="e", champion="1", challenger="2", share=0.5, started=0.0, stages=(Stage(name="watch", share=0.5, started=1.0),)
     )
     assert name_of(watched) == "watch v2 vs v1"
-    assert name_of(watched.model_copy(update={"champion": "", "stages": ()})) == "experiment v2 vs vnone"
+    assert name_of(watched.model_copy(update={"champion": "", "stages": ()})) == "experiment v2 vs none"
 
 
 def test_a_curve_has_its_ends_and_not_more_points_than_fit() -> None:

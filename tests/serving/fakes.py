@@ -39,6 +39,7 @@ from serving.gateway.drain import Drain
 from serving.gateway.feedback import FeedbackService
 from serving.gateway.server import make_connections
 from serving.metrics import Metrics
+from serving.recording.choices import Choices
 from serving.recording.event_redactor import EventRedactor
 from serving.recording.long_texts import LongTexts
 from serving.recording.opt_outs import OptOuts
@@ -219,6 +220,11 @@ class MemoryStore(ObjectStore):
             raise ConnectionError("the store is away")
         return key in self.objects
 
+    def delete(self, key: str) -> None:
+        if self.unavailable:
+            raise ConnectionError("the store is away")
+        self.objects.pop(key, None)
+
     def keys(self, prefix: str) -> Iterator[str]:
         if self.unavailable:
             raise ConnectionError("the store is away")
@@ -341,7 +347,10 @@ class House:
         )
         self.arms = Arms((first, second))
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        self.access = access = Access(self.settings, self.metrics.ignored_users.inc, self.metrics.unshared_rates.inc)
+        self.choices = Choices(self.store, self.directory / "state" / "choices.json")
+        await self.choices.read()
+        counters = (self.metrics.ignored_users.inc, self.metrics.unshared_rates.inc)
+        self.access = access = Access(self.settings, *counters, chose=self.choices.hold)
         redactor = EventRedactor(Redactor(), LongTexts(), Kept())
         opt_outs = OptOuts(access.user_secret, self.directory / "state" / "opted_out.jsonl")
         self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs)
@@ -352,7 +361,7 @@ class House:
         hosts = accepted_hosts(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
-        gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing)
+        gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing, self.choices)
         feedback = FeedbackService(access, self.recorder)
         data = StatusData(self.registry.client(), self.store, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")

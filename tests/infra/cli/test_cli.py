@@ -14,9 +14,11 @@ import httpx
 import pytest
 import typer
 
-from infra import cli
+from infra import cli, settings
 from infra.cli import errors
+from infra.cli.loop import number_of
 from infra.settings import ROOT
+from infra.stack import control
 
 HEAVY = ("torch", "pydantic", "prefect", "mlflow", "boto3", "polars", "vllm", "httpx", "numpy")
 """Packages that would make the help slow."""
@@ -212,3 +214,22 @@ def test_an_unknown_setting_is_answered_with_the_right_one(capsys: pytest.Captur
 def test_forget_asks_for_one_subject(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["forget", *arguments]) == errors.WRONG_USE
     assert "expected one of NAME, --user HASH and --project PROJECT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["infra/base_model", "no-such-model"])
+def test_up_takes_the_directory_of_a_model_in_place_of_the_settings(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def start(parts: Any, *, paused: bool) -> None:
+        seen.append(settings.load().model.base)
+        raise errors.Failed("stopped here", errors.NO)
+
+    monkeypatch.setattr(control, "up", start)
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["up", "--settings", "team.toml", "--model", model]) == errors.NO
+    assert seen == [ROOT / model]
+
+
+@pytest.mark.parametrize(("given", "number"), [("v2", "2"), ("2", "2"), ("", ""), ("vx", "vx")])
+def test_a_version_may_be_written_as_pages_show_it(given: str, number: str) -> None:
+    assert number_of(given) == number

@@ -59,6 +59,13 @@ def test_a_sequence_has_zero_margin_and_planned_end_where_they_belong() -> None:
     assert min(heights) == TOP and max(heights) == HEIGHT - BOTTOM, "the wide first interval is cut off, not drawn outside"
 
 
+def test_the_first_look_has_its_interval_and_the_ticks_reach_it() -> None:
+    svg = charts.sequence(ConfidenceSequence("t", "d", [Point(4_499.0, 0.02, 0.0034, 0.0405)], "requests", 9_000.0))
+    (look,), (dot,) = of_kind(svg, "look"), of_kind(svg, "dot")
+    assert float(look.get("y1", 0)) != float(look.get("y2", 0)) and look.get("x1") == dot.get("cx")
+    assert of_kind(svg, "band") == [] and ">5000<" in svg, "one look spans no band"
+
+
 def test_a_planned_end_that_is_far_is_written_and_not_drawn() -> None:
     svg = charts.sequence(ConfidenceSequence("t", "d", POINTS, "requests", 20_000.0))
     assert "planned end at 20k" in svg and of_kind(svg, "end") == []

@@ -7,7 +7,7 @@ import pytest
 
 from infra.records import LoopFlow, LoopRun
 from infra.storage import loop_runs
-from infra.storage.loop_runs import Sign, signs
+from infra.storage.loop_runs import Sign, prefect, signs
 from tests.tasks.made import MemoryStore
 
 NOW = 1_800_000_000.0
@@ -98,3 +98,29 @@ def test_events_that_wait_in_the_spool_show(tmp_path: Path) -> None:
     assert loop_runs.backlog(tmp_path, NOW) == pytest.approx(200)
     assert not said(backlog=200.0)["spool"].ok and "waits for 3 min" in said(backlog=200.0)["spool"].text
     assert said(backlog=4.0)["spool"].ok and said(backlog=0.0)["spool"] == Sign("spool", "empty", True)
+
+
+@pytest.mark.parametrize(
+    ("noted", "ok", "words"),
+    [
+        ({"prefect_seconds": 0.05}, True, "answered in 0.05 s, 20 s ago"),
+        ({"prefect_seconds": 2.4}, False, "answered in 2.40 s, 20 s ago"),
+        ({}, False, "gave the watch no answer 20 s ago"),
+        ({"prefect_seconds": 0.05, "ended": NOW - 70}, False, "has started no watch for 70 s: `tabloop status` asks it"),
+        ({"prefect_seconds": 0.05, "ended": 0.0, "began": NOW - 200}, True, "answered in 0.05 s, 3 min ago"),
+        ({"prefect_seconds": 0.05, "ended": 0.0, "began": NOW - 400}, False, "has started no watch for 7 min"),
+        (
+            {"ended": NOW - 900, "schedules": {"experiment": False}},
+            True,
+            "not asked for 15 min, since the watch's schedule is off",
+        ),
+    ],
+)
+def test_the_watch_notes_how_prefect_does(noted: dict, ok: bool, words: str) -> None:
+    """What the status page says of Prefect, whose credential the app does not hold."""
+    sign = prefect({"experiment": run("experiment", 20, "Undecided").model_copy(update=noted)}, NOW)
+    assert (sign.name, sign.ok) == ("prefect", ok) and words in sign.text
+
+
+def test_without_a_run_of_the_watch_prefect_is_not_well() -> None:
+    assert not prefect({}, NOW).ok

@@ -76,14 +76,21 @@ async def test_a_watch_that_does_not_run_stands_first_within_a_minute(house: Hou
     now = time.time()
     await serve(house, "1")
     run = LoopRun(
-        flow="experiment", began=now - 25, ended=now - 20, state="Undecided", schedules={"cycle": False, "experiment": True}
+        flow="experiment",
+        began=now - 25,
+        ended=now - 20,
+        state="Undecided",
+        schedules={"cycle": False, "experiment": True},
+        prefect_seconds=0.05,
     )
     loop_runs.write(house.store, run)
     found = await lines(house)
     assert found["watch"][1] and "Undecided" in found["watch"][0] and "cycle" in found["schedules"][0]
+    assert found["prefect"][1] and found["prefect"][0].startswith("answered in 0.05 s, ")
     house.store.objects[loop_runs.key("experiment")] = run.model_copy(update={"ended": now - 61}).model_dump_json().encode()
     found = await lines(house)
-    assert not found["watch"][1] and next(iter(found)) == "watch"
+    assert not found["watch"][1] and list(found)[:2] == ["watch", "prefect"]
+    assert found["prefect"] == ("has started no watch for 61 s: `tabloop status` asks it", False)
 
 
 async def test_a_running_cycle_has_its_stage_with_the_trainers_steps(house: House) -> None:

@@ -90,6 +90,14 @@ def test_steps_are_logged_during_training_and_the_run_stays_open(settings: Regis
     assert all(before <= m.timestamp <= time.time() * 1000 for m in history)
 
 
+def test_mlflow_opens_an_experiment_on_its_runs_and_models(settings: Registry) -> None:
+    client = tracking.connect(settings)
+    client.create_experiment(settings.model)  # by an earlier release, without the tag
+    train(settings, 1)
+    experiment = client.get_experiment_by_name(settings.model)
+    assert experiment and experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
 @pytest.mark.parametrize(("error", "status"), [(ValueError("no memory"), "FAILED"), (Killed("cancelled"), "KILLED")])
 def test_a_stopped_and_repeated_training_has_one_run_and_each_step_once(
     settings: Registry, error: BaseException, status: str

@@ -1,0 +1,75 @@
+"""Who is recorded without text by their own choice: users who opted out on their own page, and users who were forgotten.
+
+The object store holds the choices (infra/storage/choices.py), and every replica reads their names again and again. A copy in a
+file holds them over a restart while the store is away. Before they are known, every request is recorded without text.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from infra.stack import files
+from infra.storage import choices
+from infra.storage.store import ObjectStore, Refused, Unreachable
+
+log = logging.getLogger(__name__)
+FOLLOW_SECONDS = 5.0
+"""Interval of the reads: a choice at another replica counts here after this time."""
+
+
+class Choices:
+    """The users who are recorded without text."""
+
+    def __init__(self, store: ObjectStore, file: Path) -> None:
+        """Read the copy in the file; the store is first read by `follow`."""
+        self.store = store
+        self._file = file
+        self._changes = 0
+        self._names: frozenset[str] | None = None
+        if file.exists():
+            try:
+                self._names = frozenset(map(str, json.loads(file.read_text())))
+            except ValueError:
+                log.error("%s: is not a list in JSON; requests are recorded without text until the object store is read", file)
+
+    def hold(self, user: str) -> bool:
+        """Return whether a user's requests are recorded without text; `user` is the keyed hash."""
+        return self._names is None or choices.name(user) in self._names
+
+    async def opt_out(self, user: str, now: float) -> None:
+        """Record a user without text from now on. Raises the store's errors; then nothing has changed."""
+        self._changes += 1
+        await asyncio.to_thread(choices.opt_out, self.store, user, now)
+        if self._names is not None:
+            self._keep({*self._names, choices.name(user)})
+
+    async def opt_in(self, user: str) -> None:
+        """Record a user with text again, unless the user was forgotten. Raises the store's errors."""
+        self._changes += 1
+        await asyncio.to_thread(choices.opt_in, self.store, user)
+        await self.read()
+
+    async def follow(self) -> None:
+        """Read the store again and again, until cancelled."""
+        while True:
+            await self.read()
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    async def read(self) -> None:
+        """Read the store; while it is away, what was known before counts."""
+        before = self._changes
+        try:
+            found = await asyncio.to_thread(choices.without_text, self.store)
+        except (Refused, Unreachable) as error:
+            log.warning("the choices of users are not read: %s", error)
+            return
+        if before == self._changes:  # else a choice was made here meanwhile, which the answer may lack
+            self._keep(found)
+
+    def _keep(self, names: Iterable[str]) -> None:
+        self._changes += 1
+        if (kept := frozenset(names)) != self._names:
+            self._names = kept
+            files.write(self._file, json.dumps(sorted(kept)))
