@@ -73,8 +73,9 @@ def _explain_request(completion: str, as_json: bool) -> int:
     if fates:
         return errors.DONE
     print(
-        f"{completion}: in no cycle of {store.uri('cycles/')}. Either it was not recorded, or no cycle has collected it yet: "
-        "`tabloop requests --user NAME` shows what is known of it, `tabloop status` the last cycle"
+        f"{completion}: in no cycle of {store.uri('cycles/')}. It was not recorded, no cycle has collected it yet, or its "
+        "user is outside the sample that large windows read (collect.most_requests): `tabloop requests --user NAME` "
+        "shows what is known of it, `tabloop status` the last cycle"
     )
     return errors.NO
 

@@ -19,6 +19,7 @@ from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
 from tasks.labels import users
 from tasks.labels.counted import read_requests
+from tasks.labels.sampled import Sample
 from tasks.labels.shares import codes
 from tasks.rewards.weights import scale
 
@@ -112,7 +113,7 @@ def read_labelled(
 ) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
     """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
-    found = read_requests(store, begin, now, plan.join_seconds, complete=complete)
+    found = read_requests(store, begin, now, plan.join_seconds, complete=complete, sample=Sample(share=plan.sample))
     labelled = found.requests
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)

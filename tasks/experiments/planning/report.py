@@ -40,6 +40,7 @@ class Outlook:
         return {
             "users": self.traffic.users,
             "requests_per_day": self.traffic.per_day,
+            "share_of_users": self.traffic.share,
             "acceptance": self.traffic.mean("accepted", "shown"),
             "prospects": found,
             "next": {"reason": self.proposal.reason, "experiment": self.proposal.settings.model_dump(mode="json")},

@@ -1,0 +1,89 @@
+"""Tests that count a sample of users err as often as they may, and find what was planted: settled hours, reader, caps and verdict."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from infra.assignment import assigned_arm
+from infra.records import ExperimentRecord, Stage
+from infra.settings.schema import Collect, Experiment
+from infra.storage import counted
+from infra.storage.counted import HOUR, OBJECTS, Inputs, Made
+from infra.storage.counted import EVENTS as EVENT_COLUMNS
+from tasks.experiments.counting.totals import ARMS, gather
+from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.verdict.decide import decide
+from tasks.experiments.verdict.designs import compare_rates
+from tasks.labels.counted import COLUMNS
+from tasks.labels.sampled import in_sample
+from tasks.statistics.ratios import Difference, difference
+from tests.tasks.made import NOW, MemoryStore
+
+TESTS, USERS, EACH = 100, 480, 30
+NAMES = pl.Series("user", [f"{n:032x}" for n in range(USERS)])
+START = NOW - NOW % HOUR
+SETTINGS = Experiment(
+    **{"design": "by_user", "planned_requests": 2_000, "max_seconds": HOUR, "min_requests": 500, "min_history_requests": 0},
+    **{"shadow_requests": 0, "ramp": ()},
+)
+PLAN = make_plan(SETTINGS, Collect(), sample=0.5).model_copy(update={"baseline_seconds": 0.0})
+
+
+def experiment_of(number: int) -> ExperimentRecord:
+    stages = (Stage(name="test", share=0.5, started=START),)
+    return ExperimentRecord(id=f"exp-{number}", champion="1", challenger="2", share=0.5, started=START, plan=PLAN, stages=stages)
+
+
+def requests(experiment: ExperimentRecord, gain: float, draw: np.random.Generator) -> pl.DataFrame:
+    """Return the counted requests of an hour: users differ, and accept a challenger's completions more often by a share."""
+    user = np.repeat(np.arange(USERS), draw.poisson(EACH * draw.gamma(4, 0.25, USERS)))
+    arm = np.array([assigned_arm(experiment, name, START) for name in NAMES])[user]
+    chance = draw.beta(5, 15, USERS)[user] * np.where(arm == "challenger", 1 + gain, 1.0)
+    accepted, size = draw.random(len(user)) < chance, len(user)
+    columns = {
+        **{"id": [f"c{n}" for n in range(size)], "user": NAMES.gather(user), "arm": arm, "assigned_arm": arm},
+        **{"time": np.sort(START + draw.random(size) * HOUR), "policy_version": np.where(arm == "challenger", "2", "1")},
+        **{"ttft_ms": draw.gamma(4, 10, size), "total_ms": draw.gamma(4, 60, size)},
+        **{"outcome": np.where(accepted, "accepted", "rejected"), "accepted_characters": np.where(accepted, 8, 0)},
+    }
+    constant = {
+        **{"project": "p", "language": "py", "experiment": experiment.id, "assigned": experiment.id, "finish_reason": "stop"},
+        **dict.fromkeys(("mixed", "withheld", "pinned", "exploring", "opted_out", "blank", "unreported", "cache_hit"), False),
+        **{"rules": False, "shown_characters": 8, "seen_ms": 2_000.0, "not_taken": None, "kept_characters": None},
+    }
+    frame = pl.DataFrame(columns).with_columns(**{name: pl.lit(value) for name, value in constant.items()})
+    frame = frame.with_columns(credential=pl.col("user"))
+    return frame.select(
+        pl.col(name).cast(kind).cast(pl.String if isinstance(kind, pl.Enum) else kind) for name, kind in COLUMNS.items()
+    )
+
+
+def ended(number: int, gain: float) -> tuple[str, bool, bool]:
+    """Return a test's verdict, whether its 95 % interval of accepts per request holds the truth, and whether it excludes 0."""
+    draw, experiment, store = np.random.default_rng((number, round(100 * gain))), experiment_of(number), MemoryStore()
+    rows = requests(experiment, gain, draw)
+    nothing = Made(Inputs(pl.DataFrame(schema=OBJECTS), pl.DataFrame(schema=EVENT_COLUMNS)), "0" * 16, "simulated")
+    counted.write(store, PLAN.join_seconds, "hour", START, rows, nothing)
+    now = START + HOUR + PLAN.join_seconds + 200
+    totals = gather(store, experiment, PLAN, now, complete=False)
+    chosen = rows.filter(in_sample(rows["user"], PLAN.sample))
+    made = dict(chosen.group_by("arm").len().iter_rows())
+    assert {arm: round(totals.during[arm]["made"].sum()) for arm in ARMS} == made  # all requests of them, and of nobody else
+    found = difference(compare_rates(totals.during, totals, "accepted", "requests", PLAN), 0.05, 1.0, last_look=True)
+    assert isinstance(found, Difference)
+    truth = 0.25 * gain
+    return decide(experiment, PLAN, totals, now).verdict, found.low <= truth <= found.high, not found.low <= 0 <= found.high
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.3])
+def test_intervals_of_a_sampled_test_hold_the_truth_and_equal_versions_are_promoted_no_more_often_than_planned(
+    gain: float,
+) -> None:
+    verdicts, covered, sure = zip(*(ended(number, gain) for number in range(TESTS)), strict=True)
+    # Once in a thousand times, Binomial(100, 0.95) is below 87, Binomial(100, 0.05) above 12, Binomial(100, 0.025) above 8.
+    assert sum(covered) >= 87
+    if gain:
+        assert sum(verdict == "promote" for verdict in verdicts) >= 60
+    else:
+        assert sum(sure) <= 12
+        assert sum(verdict == "promote" for verdict in verdicts) <= 8
