@@ -1,4 +1,4 @@
-"""Tests that count a sample of users err as often as they may, and find what was planted: settled hours, reader, caps and verdict."""
+"""Tests that count a sample of users err as often as they may, and find what was planted: from settled hours to the verdict."""
 
 import numpy as np
 import polars as pl
@@ -8,8 +8,8 @@ from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, Stage
 from infra.settings.schema import Collect, Experiment
 from infra.storage import counted
-from infra.storage.counted import HOUR, OBJECTS, Inputs, Made
 from infra.storage.counted import EVENTS as EVENT_COLUMNS
+from infra.storage.counted import HOUR, OBJECTS, Inputs, Made
 from tasks.experiments.counting.totals import ARMS, gather
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.decide import decide

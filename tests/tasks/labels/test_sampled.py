@@ -1,4 +1,4 @@
-"""A sample of users is the largest that fits, in any order, independent of arms, and what is read of it is what all give for it."""
+"""A sample of users is the largest that fits, in any order, independent of arms; what is read of it is what all give for it."""
 
 import random
 
