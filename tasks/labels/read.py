@@ -29,7 +29,7 @@ def read_completions(
     The column `late` is true for requests from before the window; of these, rows that are not valid are left out.
     """
     frames, invalid = [], []
-    for after, table in _read_tables(store, partition, partition.completions, near):
+    for after, table in _read_tables(store, partition, partition.completions, near, left_out):
         frame, broken = checked(table, Completion, left_out)
         frames.append(frame.with_columns(late=pl.col("time") <= after))
         invalid += [row for row in broken if time_of(row) > after]
@@ -48,7 +48,11 @@ def read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
 
 
 def _read_tables(
-    store: ObjectStore, partition: Partition, sources: pl.DataFrame, near: Callable[[np.ndarray], np.ndarray] | None = None
+    store: ObjectStore,
+    partition: Partition,
+    sources: pl.DataFrame,
+    near: Callable[[np.ndarray], np.ndarray] | None = None,
+    left_out: Sequence[str] = (),
 ) -> list[tuple[float, pa.Table]]:
     """The rows of segments at the times that `near` selects (by default all), in one table for each set of columns.
 
@@ -56,7 +60,7 @@ def _read_tables(
     """
     expected = {row["key"]: row for row in sources.iter_rows(named=True)}
     by_schema: dict[tuple[float, str], list[pa.Table]] = {(-np.inf, ""): [pa.schema([]).empty_table()]}
-    for holder, part in fetch(store, sources["object"].unique().sort().to_list()):
+    for holder, part in fetch(store, sources["object"].unique().sort().to_list(), left_out=left_out):
         source = expected.get(part.key)
         if source is None or source["object"] != holder:
             continue
