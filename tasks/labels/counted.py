@@ -30,7 +30,7 @@ from infra.storage.store import ObjectStore
 from tasks.labels.attribution import LABEL
 from tasks.labels.event_index import KINDS, REACH_SECONDS, EventIndex, Listing, chunks, scan
 from tasks.labels.partitions import plan_window, references
-from tasks.labels.pipeline import label_window
+from tasks.labels.pipeline import JoinAll, label_window
 from tasks.labels.sampled import Sample
 from tasks.labels.unreported import by_own_rules
 from tasks.labels.window import Window
@@ -64,7 +64,14 @@ class Counted:
 
 
 def read_requests(
-    store: ObjectStore, begin: float, now: float, join_seconds: float, *, complete: bool = True, sample: Sample | None = None
+    store: ObjectStore,
+    begin: float,
+    now: float,
+    join_seconds: float,
+    *,
+    complete: bool = True,
+    sample: Sample | None = None,
+    join_all: JoinAll | None = None,
 ) -> Counted:
     """Return the labelled requests after `begin`.
 
@@ -72,12 +79,13 @@ def read_requests(
         now: the present, since all event objects are listed until then.
         complete: whether to look for late events of settled hours; else those since the last hour settled may be missing.
         sample: the users whose requests are returned; None: all. Hours are made of all users.
+        join_all: joins the partitions of what is labelled, where there are several (label_window).
 
     Raises:
         InputChanged: a user or project was erased meanwhile.
     """
     sample = sample or Sample()
-    reader = _Reader(FetchedOnce(store), begin, now, join_seconds, sample)
+    reader = _Reader(FetchedOnce(store), begin, now, join_seconds, sample, join_all)
     found = (None if complete else reader.without_late()) or reader.complete()
     erased = erased_subjects(store)
     rows = sample.again(found.requests).filter(
@@ -95,6 +103,7 @@ class _Reader:
     now: float
     join_seconds: float
     sample: Sample
+    join_all: JoinAll | None
     known: dict[str, Stored] = field(default_factory=dict)
     """The requests of spans that are in memory, by key: those of the sample, with their `level`."""
 
@@ -200,7 +209,8 @@ class _Reader:
         if not any(keys.values()):
             return pl.DataFrame(schema=COLUMNS), []
         plan = plan_window(self.store, EVERYTHING, self.now, self.join_seconds, listed=keys, sample=sample)
-        rows = label_window(self.store, plan, tokens=False, part=True).requests
+        several = self.join_all if len(plan.partitions) > 1 else None
+        rows = label_window(self.store, plan, tokens=False, part=True, join_all=several).requests
         own = rows.filter(pl.col("time") >= begin, (pl.col("time") < end) | math.isinf(end))
         return _typed(own), [*references(plan.completions), *references(plan.feedback)]
 

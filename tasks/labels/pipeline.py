@@ -59,7 +59,8 @@ class LabelledWindow:
     """Impressions that match no completion."""
 
 
-JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]
+JoinAll = Callable[[Sequence[Partition], bool], Sequence[JoinedPartition]]
+"""Joins partitions, with or without their tokens (`join_partition`)."""
 
 
 def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = True) -> JoinedPartition:
@@ -112,7 +113,7 @@ def label_window(
         join_all: joins the partitions; by default they are joined here, one after another.
     """
     if join_all:
-        parts = join_all(plan.partitions)
+        parts = join_all(plan.partitions, tokens)
     else:
         parts = [join_partition(store, partition, tokens=tokens) for partition in plan.partitions]
     requests, duplicates = merge_partitions(parts, part=part)

@@ -16,6 +16,7 @@ from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
 from tasks.labels import users
 from tasks.labels.counted import read_requests
+from tasks.labels.pipeline import JoinAll
 from tasks.labels.sampled import Sample, share_of, within
 
 DAY = 86_400.0
@@ -59,15 +60,18 @@ class Traffic:
         return counted / max(float(self.sums[per].sum()), 1e-9)
 
 
-def recent(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0) -> Traffic:
+def recent(
+    store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0, join_all: JoinAll | None = None
+) -> Traffic:
     """Read the requests of the last days that a test would count; users with less history than a test asks for are left out.
 
-    Where the longest test would hold more than `collect.most_requests`, they are the requests of the users whom it would count.
+    Where the longest test would hold more than `collect.most_requests`, they are those of the users whom it would count.
+    `join_all` as in read_requests.
     """
     settings, collect = resolved.experiment, resolved.collect
     begin, until = now - days * DAY, now - collect.settle_seconds
     sample = Sample(collect.most_requests)
-    rows = read_requests(store, begin, now, collect.join_seconds, sample=sample).requests
+    rows = read_requests(store, begin, now, collect.join_seconds, sample=sample, join_all=join_all).requests
     held = len(rows) / sample.share / days * longest_days(settings, plan)
     share = min(sample.share, share_of(held, collect.most_requests), users.share_for(store, 0.0, collect.most_requests))
     rows = within(rows, share)

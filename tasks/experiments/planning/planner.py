@@ -32,6 +32,7 @@ from tasks.experiments.planning.plan import make_plan, unplanned
 from tasks.experiments.verdict.decide import NOVELTY_ALPHA, Look, tolerated_users, weights_of
 from tasks.experiments.verdict.designs import compare
 from tasks.labels import users
+from tasks.labels.pipeline import JoinAll
 from tasks.statistics.multiple import joint_levels
 from tasks.statistics.ratios import deciders, leave_one_out, widen
 
@@ -299,15 +300,18 @@ def _chosen(
     return Proposal(chosen, finds + (f"; margins widened to what this test can show: {widened}" if widened else ""))
 
 
-def plan_test(store: ObjectStore, settings: Settings, now: float) -> Plan:
-    """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days."""
+def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: JoinAll | None = None) -> Plan:
+    """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days.
+
+    `join_all` as in read_requests.
+    """
     experiment, collect = settings.experiment, settings.collect
     plan = make_plan(experiment, collect)
     if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
         few = 2 * experiment.planned_requests <= collect.most_requests
         held = plan.baseline_seconds if few else longest_days(experiment, plan) * DAY
         return plan.model_copy(update={"sample": users.share_for(store, held, collect.most_requests)})
-    traffic = recent(store, settings, plan, now)
+    traffic = recent(store, settings, plan, now, join_all=join_all)
     proposal = propose(traffic, experiment, collect)
     return make_plan(proposal.settings, collect, proposal.reason, traffic.share)
 
