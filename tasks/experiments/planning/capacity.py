@@ -256,9 +256,10 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     yield Row("first cycle", needs, "computed from collect.min_samples", used)
     read = min(rows, settings.collect.most_requests)
     memory, seconds = read * JOINED_BYTES.value, _joined(rows, read)
+    window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
     yield Row(
         "join: memory",
-        f"{number(memory / 1e9)} GB for {'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}",
+        f"{number(memory / 1e9)} GB for {window}",
         f"{JOINED_BYTES.basis}; assumed: a machine of {FLOW_MEMORY / 1e9:g} GB",
         memory / FLOW_MEMORY,
     )
