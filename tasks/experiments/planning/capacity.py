@@ -61,7 +61,9 @@ READ_CPU = Cost(
     47e-6, "measured 2026-11-26: a request whose user is not in the sample, 12,500 of 100,000 read (collect.most_requests)"
 )
 JOINED_BYTES = Cost(5_700.0, "measured 2026-11-25: 5.7 GB of the flow's memory for a million requests; `tabloop bench join`")
-GPU_RATE = Cost(120.0, "assumed: completions a second of a 1.5B model on an H100; nobody has measured it")
+GPU_RATE = Cost(
+    120.0, "assumed: completions a second of a 1.5B model on an H100, which nobody has measured; --gpu-rate takes a measured one"
+)
 
 
 class NotARate(ValueError):
