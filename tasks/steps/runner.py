@@ -37,7 +37,7 @@ def first_difference(found: Mapping[str, Any]) -> str:
         found: the packages of client, scheduler and workers, as `distributed.Client.get_versions` returns them.
     """
     own = found["client"]["packages"]
-    places = [("the scheduler", found["scheduler"], OF_SCHEDULER)]
+    places: list[tuple[str, Any, tuple[str, ...]]] = [("the scheduler", found["scheduler"], OF_SCHEDULER)]
     places += [(f"the worker {address}", each, OF_WORKERS) for address, each in sorted(found["workers"].items())]
     for place, each, names in places:
         for name in names:
