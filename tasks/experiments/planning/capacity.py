@@ -58,7 +58,7 @@ LOOK_CPU = Cost(0.73, "measured 2026-11-26: a look at a test of 1,200 requests a
 LOOK_ROW_CPU = Cost(2.8e-6, "measured 2026-11-26: sums over a request of the test; `tabloop bench scale`")
 JOINED_CPU = Cost(152e-6, "measured 2026-11-25: a request, all of them trained on; `tabloop bench join`")
 READ_CPU = Cost(
-    47e-6, "measured 2026-11-26: a request whose user is not in the sample, 12,500 of 100,000 read (collect.most_requests)"
+    47e-6, "measured 2026-11-26: a request whose user is outside a sample of 1 in 8, of 100,000 requests (collect.most_requests)"
 )
 JOINED_BYTES = Cost(5_700.0, "measured 2026-11-25: 5.7 GB of the flow's memory for a million requests; `tabloop bench join`")
 GPU_RATE = Cost(
