@@ -3,21 +3,26 @@
 import numpy as np
 import polars as pl
 import pytest
+from pydantic import ValidationError
 
 from infra.assignment import assigned_arm
-from infra.records import ExperimentRecord, Stage
+from infra.pages.figures import sampled
+from infra.records import ExperimentRecord, Plan, Stage
+from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from infra.storage import counted
+from infra.storage import counted, cycles
 from infra.storage.counted import EVENTS as EVENT_COLUMNS
 from infra.storage.counted import HOUR, OBJECTS, Inputs, Made
 from tasks.experiments.counting.totals import ARMS, gather
+from tasks.experiments.counting.traffic import recent
 from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.planning.planner import plan_test
 from tasks.experiments.verdict.decide import decide
 from tasks.experiments.verdict.designs import compare_rates
 from tasks.labels.counted import COLUMNS
 from tasks.labels.sampled import in_sample
 from tasks.statistics.ratios import Difference, difference
-from tests.tasks.made import NOW, MemoryStore
+from tests.tasks.made import NOW, MemoryStore, completion, feedback, manifest
 
 TESTS, USERS, EACH = 100, 480, 30
 NAMES = pl.Series("user", [f"{n:032x}" for n in range(USERS)])
@@ -87,3 +92,30 @@ def test_intervals_of_a_sampled_test_hold_the_truth_and_equal_versions_are_promo
     else:
         assert sum(sure) <= 12
         assert sum(verdict == "promote" for verdict in verdicts) <= 8
+
+
+def test_a_plan_takes_the_users_whom_its_longest_test_can_hold_and_the_last_cycle_knows() -> None:
+    store = MemoryStore()
+    served = [completion(f"{n}", user=NAMES[n % 200], prefix=f"x{n}", time=NOW - 500 + n) for n in range(400)]
+    answers = [feedback(f"f{row.id}", user=row.user, prefix=row.prefix, time=row.time + 2) for row in served]
+    store.put_rows("events/completions/date=2027-01-15/hour=07/a.parquet", served)
+    store.put_rows("events/feedback/date=2027-01-15/hour=07/a.parquet", answers)
+    experiment = Experiment(min_history_requests=1)
+
+    def planned(most: int) -> Plan:
+        return plan_test(store, Settings(experiment=experiment, collect=Collect(most_requests=most, min_samples=10)), NOW + 60)
+
+    # 400 requests in a week are 1,657 in a day of history and the 28 days of the longest test.
+    assert [planned(most).sample for most in (1_658, 1_656, 828)] == [1.0, 0.5, 0.25]
+    settings = Settings(experiment=experiment, collect=Collect(most_requests=1_656, min_samples=10))
+    traffic = recent(store, settings, PLAN.model_copy(update={"baseline_seconds": 86_400.0}), NOW + 60)
+    assert traffic.share == 0.5 and traffic.users == in_sample(NAMES.head(200), 0.5).sum()
+    last = manifest("cycle-000001").model_copy(update={"share": 0.125, "since": NOW - 60, "until": NOW, "requests": 1})
+    store.put_json(cycles.key("cycle-000001", cycles.MANIFEST), last)
+    assert planned(1_658).sample == 0.125
+    assert sampled(0.125) == ", of a sample of 1 in 8 users (collect.most_requests)" and sampled(1.0) == ""
+
+
+def test_a_window_that_could_fill_no_cycle_is_refused() -> None:
+    with pytest.raises(ValidationError, match="most_requests = 500: expected at least twice min_samples = 256"):
+        Collect(most_requests=500)
