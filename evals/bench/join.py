@@ -57,6 +57,8 @@ LINE_SECONDS, LINES = 15.0, 24
 """Seconds that a user takes for a line, and lines of the file that a request shows before the cursor."""
 TARGET_SECONDS_A_MILLION = 90.0
 TARGET_MEGABYTES = 4096.0
+TARGET_CYCLE_MEGABYTES = 2048.0
+"""Of a cycle that trains on TRAINED of the requests, in place of all."""
 TARGET_TWICE = 2.2
 TARGET_HINDSIGHT = 1.5
 TARGET_FLAT = 1.1  # memory with so many times the partitions, over that with fewer
@@ -186,13 +188,15 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
     )
 
 
-def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int) -> dict[str, float]:
+def measure(
+    folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int, chosen: int | None = None
+) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, their total, and the memory.
 
     `least`: requests that a partition holds up to. `trained`: samples of which written text becomes tokens; with 0 this is not
-    measured.
+    measured. `chosen`: samples of the batch; None: all that there are.
     """
-    collect = Collect(max_samples=served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
+    collect = Collect(max_samples=chosen or served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
 
@@ -201,7 +205,7 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
         seconds[name], last = time.monotonic() - last, time.monotonic()
 
     store = FolderStore(folder)
-    settings, served = Settings(collect=collect), collect.max_samples
+    settings = Settings(collect=collect)
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
     plan = plan_window(store, window, now, settings.collect.join_seconds, least, settings.collect.hindsight)
@@ -218,18 +222,18 @@ def measure(folder: Path, hours: int, served: int, least: int, hindsight: bool, 
     del labelled  # a cycle keeps only the accounting
     assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
     done("account")
-    chosen = accounting.samples
-    validate(chosen, batch_stats(accounting, 0.0), bounds(chosen, [], settings.collect)).check(max_quarantined=0.0)
+    batch = accounting.samples
+    validate(batch, batch_stats(accounting, 0.0), bounds(batch, [], settings.collect)).check(max_quarantined=0.0)
     done("validate")
-    chosen = with_context_lines(store, plan.partitions, chosen)
-    few = chosen.head(trained)
-    chosen = samples.with_settled_tokens(chosen, None)
-    chosen = reward_samples(chosen, settings.reward, weight_shares(settings.collect)).samples
-    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, chosen)))
+    batch = with_context_lines(store, plan.partitions, batch)
+    few = batch.head(trained)
+    batch = samples.with_settled_tokens(batch, None)
+    batch = reward_samples(batch, settings.reward, weight_shares(settings.collect)).samples
+    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, batch)))
     done("batch")
     figures = {
         **{"cpu": time.process_time() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
-        **{"partitions": len(plan.partitions), "samples": chosen.height, "settled": chosen["settled"].count()},
+        **{"partitions": len(plan.partitions), "samples": batch.height, "settled": batch["settled"].count()},
         **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
     if trained:
@@ -254,11 +258,11 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """
     completions, trained, hours = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
     per_hour = completions // hours
-    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 7, share=1.0) as part:
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 8, share=1.0) as part:
         store = FolderStore(Path(folder))
 
-        def joined(end: int, least: int, hindsight: bool = True, trained: int = 0) -> dict[str, float]:
-            found = in_new_process(measure, Path(folder), end, served, least, hindsight, trained)
+        def joined(end: int, least: int, hindsight: bool = True, trained: int = 0, chosen: int | None = None) -> dict[str, float]:
+            found = in_new_process(measure, Path(folder), end, served, least, hindsight, trained, chosen)
             part.advance()
             return found
 
@@ -266,6 +270,10 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         part.advance()
         once = joined(hours, LEAST_REQUESTS, trained=trained)
         yield from of_one_run(once, completions, per_hour * hours)
+        cycle = joined(hours, LEAST_REQUESTS, chosen=trained)
+        yield figure("join.cycle_total", cycle["total"], f"s for a batch of {trained}", most=_most_seconds(completions))
+        yield figure("join.cycle_cpu", cycle["cpu"], "s")
+        yield figure("join.cycle_memory", cycle["memory"], "MB", most=TARGET_CYCLE_MEGABYTES)
         without = joined(hours, LEAST_REQUESTS, hindsight=False)
         yield figure("join.without_hindsight", without["total"], "s")
         yield figure("join.hindsight", once["total"] / without["total"], "times the time without", most=TARGET_HINDSIGHT)
@@ -286,11 +294,14 @@ def of_one_run(once: Mapping[str, float], completions: int, made: int) -> Iterat
     """Yield the figures of the run with all steps."""
     yield from (figure(f"join.{step}", once[step], "s") for step in STEPS)
     yield figure("join.tokens", once["tokens"], f"s for {int(once['trained'])} samples")
-    # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
-    most = TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS.full else None
-    yield figure("join.total", once["total"], "s", most=most)
+    yield figure("join.total", once["total"], "s", most=_most_seconds(completions))
     yield figure("join.cpu", once["cpu"], "s")
     yield figure("join.settled", once["settled"] / once["samples"], "of the samples")
     yield figure("join.memory", once["memory"], "MB", most=TARGET_MEGABYTES)
     yield figure("join.completions", made, "")
     yield from (figure(f"join.{name}", once[name], "") for name in ("partitions", "samples", "rows", "orphans", "duplicates"))
+
+
+def _most_seconds(completions: int) -> float | None:
+    # Of fewer completions the time of the validation, which hardly depends on them, is too large a part.
+    return TARGET_SECONDS_A_MILLION * completions / 1_000_000 if completions >= COMPLETIONS.full else None

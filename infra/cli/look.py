@@ -73,8 +73,9 @@ def _explain_request(completion: str, as_json: bool) -> int:
     if fates:
         return errors.DONE
     print(
-        f"{completion}: in no cycle of {store.uri('cycles/')}. Either it was not recorded, or no cycle has collected it yet: "
-        "`tabloop requests --user NAME` shows what is known of it, `tabloop status` the last cycle"
+        f"{completion}: in no cycle of {store.uri('cycles/')}. It was not recorded, no cycle has collected it yet, or its "
+        "user is outside the sample that large windows read (collect.most_requests): `tabloop requests --user NAME` "
+        "shows what is known of it, `tabloop status` the last cycle"
     )
     return errors.NO
 
@@ -130,7 +131,7 @@ def capacity(
     hours: Annotated[float, typer.Option(min=0.1, max=24, help="hours of a day in which people work; 24: everywhere")] = 8.0,
     prompt: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 1536,
     gpu_rate: Annotated[
-        float, typer.Option(help="completions a second that a GPU of yours serves; 0: assume 120, of 1.5B on an H100")
+        float, typer.Option(min=0, help="completions a second that a GPU of yours serves; 0: assume 120, of 1.5B on an H100")
     ] = 0.0,
     as_json: Json = False,
 ) -> None:

@@ -46,6 +46,13 @@ class Progress:
     """When the planned end is reached at the present pace, in Unix seconds."""
     by_clock: bool
     """Whether the duration ends it, before the requests do."""
+    sample: float = 1.0
+    """Share of the users whose requests the test counts."""
+
+    @property
+    def counted(self) -> str:
+        """The requests so far in words."""
+        return f"{self.requests} of {self.planned} requests an arm{figures.sampled(self.sample)}"
 
     @property
     def share(self) -> float:
@@ -83,10 +90,10 @@ def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
         return None
     by_clock = experiment.started + plan.max_seconds
     if stage.name != "test":  # requests of earlier stages are not the test's
-        return Progress(0, plan.planned_requests, by_clock, True)
+        return Progress(0, plan.planned_requests, by_clock, True, plan.sample)
     requests, elapsed = _requests(look), max(look.time - stage.started, 1.0)
     by_requests = stage.started + elapsed * plan.planned_requests / max(requests, 1)
-    return Progress(requests, plan.planned_requests, min(by_requests, by_clock), by_clock < by_requests)
+    return Progress(requests, plan.planned_requests, min(by_requests, by_clock), by_clock < by_requests, plan.sample)
 
 
 def duration(seconds: float) -> str:

@@ -105,6 +105,11 @@ def change(metric: str, estimate: float, low: float, high: float) -> str:
     return f"{first} [{', '.join(bounds)}]"
 
 
+def sampled(share: float) -> str:
+    """Return a share of users, whose requests alone are counted, in words; empty for all users."""
+    return "" if share >= 1 else f", of a sample of 1 in {1 / share:,.0f} users (collect.most_requests)"
+
+
 def arm_rows(verdict: Verdict, champion: str, challenger: str) -> list[ArmRow]:
     """Return the arms of a verdict that counted requests; the versions are those of its test."""
     versions: Mapping[Arm, str] = {"champion": champion, "challenger": challenger}

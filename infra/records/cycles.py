@@ -24,6 +24,7 @@ Bucket = Literal[
     "new_user",
     "over_share",
     "surplus",
+    "unsampled",
 ]
 """Every request is in exactly one bucket; the counts sum to the requests served (see infra/docs/how/labels.md)."""
 
@@ -162,6 +163,8 @@ class Manifest(Record):
     """Number of requests in each bucket; they sum to `requests`."""
     requests: int
     """Number of requests served in the window."""
+    share: float = 1.0
+    """Share of the users whose requests were read; the others' are in the bucket `unsampled` (collect.most_requests)."""
     quarantined: dict[str, int] = Field(default={})
     """Number of quarantined requests by reason."""
     settings_sha256: str

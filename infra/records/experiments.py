@@ -117,6 +117,8 @@ class Plan(GateSettings):
     """Seconds to wait for feedback before a request counts (`collect.settle_seconds`)."""
     join_seconds: float
     """Maximum seconds between a completion and its feedback (`collect.join_seconds`)."""
+    sample: float = Field(1.0, gt=0, le=1)
+    """Share of the users, by keyed hash, whose requests the test counts: of others it reads nothing (`collect.most_requests`)."""
     known_user_days: float
     """Days without a request after which a user is new again (tasks/labels/users.py)."""
 

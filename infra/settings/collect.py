@@ -1,6 +1,8 @@
 """Settings of collecting and validating a cycle's data."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from infra.settings.section import Section
 
@@ -36,6 +38,9 @@ class Collect(Section):
     """Minimum samples of a cycle; with fewer, no cycle starts."""
     max_samples: int = Field(4096, ge=1)
     """Maximum samples of a cycle. Users take turns, each with their newest sample, so that no flood displaces others."""
+    most_requests: int = Field(1_000_000, ge=1)
+    """Maximum requests that a cycle's window, a test or `tabloop plan` reads. Where there are more, all three read those of a
+    sample of users by keyed hash, a power of one half of all; everything counts and holds within it."""
     max_user_share: float = Field(0.2, gt=0, le=1)
     """Maximum share of a cycle's samples from one user, after every other cut. It asks for 1/share users or more: with fewer, the
     cycle waits. A team of three sets 0.5; 1 lets a single person teach the model."""
@@ -51,3 +56,12 @@ class Collect(Section):
     max_user_weight: float = Field(0.2, gt=0, le=1)
     """Maximum share of a cycle's weight (the sum of absolute advantages; apart from it, settled tokens, also as the trainer
     weighs them) from one user, who is scaled down to it. With fewer than 1/share users of some weight, the cycle waits."""
+
+    @model_validator(mode="after")
+    def _fills_a_cycle(self) -> Self:
+        if self.most_requests < 2 * self.min_samples:
+            raise ValueError(
+                f"most_requests = {self.most_requests}: expected at least twice min_samples = {self.min_samples}, since a window "
+                "holds between half of it and all of it"
+            )
+        return self

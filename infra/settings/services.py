@@ -65,8 +65,8 @@ class Orchestration(Section):
     becomes train.processes for a cycle and 0 for other flows. Relative paths start at the repository. None: a process pool needs
     none; a kubernetes pool needs one, of which infra/settings/kubernetes_job.json is an example."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
-    """Address of a Dask scheduler whose workers join a window's partitions, "tcp://HOST:PORT" or "tls://HOST:PORT"; empty:
-    threads of the flow's own process join them."""
+    """Address of a Dask scheduler whose workers join the partitions of windows, tests and plans, "tcp://HOST:PORT" or
+    "tls://HOST:PORT"; its packages must be those of this checkout. Empty: threads of the flow's own process join them."""
 
     @model_validator(mode="after")
     def _jobs_of_a_cluster_are_configured(self) -> Self:

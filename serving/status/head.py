@@ -113,9 +113,10 @@ def _test(status: Mapping[str, Any], progress: Progress | None, now: float) -> S
     words = f"version {test['challenger']} against {test['champion']}"
     if progress is None:
         return _well("A/B test", f"{words}: not looked at yet")
-    counted = f"{progress.requests} of {progress.planned} requests an arm"
     by = "by the clock" if progress.by_clock else "by requests"
-    return _well("A/B test", f"{words}: {counted}; planned end {_when(progress.ends)}, {by}, in {duration(progress.ends - now)}")
+    return _well(
+        "A/B test", f"{words}: {progress.counted}; planned end {_when(progress.ends)}, {by}, in {duration(progress.ends - now)}"
+    )
 
 
 def engines(slots: Sequence[Mapping[str, Any]]) -> Sign:

@@ -7,6 +7,7 @@ from typing import Any, cast, get_args
 
 import polars as pl
 
+from infra.pages.figures import sampled
 from infra.records import Bucket, Manifest
 from infra.records.few import Few
 from infra.settings.schema import Collect
@@ -35,6 +36,10 @@ class WindowCounts:
     """Rows that were delivered again."""
     malformed: int = 0
     """Rows that are not valid completions."""
+    unsampled: int = 0
+    """Rows of users outside the sample, deliveries and valid completions or not."""
+    share: float = 1.0
+    """Share of the users in the sample (tasks/labels/sampled.py)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class RequestAccounting:
     def buckets(self) -> dict[Bucket, int]:
         """Requests by bucket. Raises Unaccounted: the buckets do not add up to the requests."""
         counts = Counter({"duplicate": self.counts.duplicates, "quarantined": self.counts.malformed})
+        counts["unsampled"] = self.counts.unsampled
         counts += _count(self.classified["bucket"])
         if sum(counts.values()) != self.requests:
             raise Unaccounted(
@@ -191,10 +197,9 @@ def account_rows(buckets: Mapping[Bucket, int], quarantined: Mapping[str, int], 
 def account_page(manifest: Manifest) -> str:
     """Return the same table in Markdown."""
     rows = account_rows(manifest.buckets, manifest.quarantined, manifest.requests)
+    title = f"# {manifest.cycle}: every request once{sampled(manifest.share)}\n"
     lines = [f"| {row['bucket']} | {row['requests']} | {row['share']} |" for row in rows]
-    return "\n".join(
-        [f"# {manifest.cycle}: every request once\n", "| bucket | requests | share |", "| --- | --- | --- |", *lines, ""]
-    )
+    return "\n".join([title, "| bucket | requests | share |", "| --- | --- | --- |", *lines, ""])
 
 
 def assign_buckets(

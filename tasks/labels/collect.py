@@ -21,6 +21,7 @@ from tasks.labels.explain import undecided, unsettled
 from tasks.labels.parent import choose_parent
 from tasks.labels.partitions import WindowPlan, plan_window
 from tasks.labels.pipeline import JoinAll, label_window
+from tasks.labels.sampled import Sample
 from tasks.labels.scored import is_scored
 from tasks.labels.window import WINDOW_SECONDS, Window, window_after
 
@@ -72,7 +73,14 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     parent = choose_parent(store, versions, champion, aliases.previous_champion)
     manifests = ancestry(store, versions, parent, now - WINDOW_SECONDS)
     window = window_after(manifests, now, settings.collect.settle_seconds)
-    plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)
+    plan = plan_window(
+        store,
+        window,
+        now,
+        settings.collect.join_seconds,
+        hindsight=settings.collect.hindsight,
+        sample=Sample(settings.collect.most_requests),
+    )
     read = label_window(store, plan, join_all=join_all)
     labelled = without_decided(store, read.requests, manifests)
     # Only an object that arrived late can hold a completion that was trained before, under another key.
@@ -80,7 +88,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     trained -= frozenset(labelled.filter("settled_late")["id"])
     distances = versions.distances(labelled["policy_version"].unique(), parent)
     seen = trained_ids(store, others_since(store, manifests, window.since))
-    counts = WindowCounts(requests=plan.requests, duplicates=read.duplicates, malformed=len(read.malformed))
+    counts = WindowCounts(plan.requests, read.duplicates, len(read.malformed), plan.unsampled, plan.share)
     register = register_after(store, labelled, window.until, settings, now)
     labelled = users.with_admission(labelled, register)
     return Collected(

@@ -30,7 +30,8 @@ from infra.storage.store import ObjectStore
 from tasks.labels.attribution import LABEL
 from tasks.labels.event_index import KINDS, REACH_SECONDS, EventIndex, Listing, chunks, scan
 from tasks.labels.partitions import plan_window, references
-from tasks.labels.pipeline import label_window
+from tasks.labels.pipeline import JoinAll, label_window
+from tasks.labels.sampled import Sample
 from tasks.labels.unreported import by_own_rules
 from tasks.labels.window import Window
 
@@ -62,25 +63,37 @@ class Counted:
     """What they were read from: objects of hours and days, and event objects."""
 
 
-def read_requests(store: ObjectStore, begin: float, now: float, join_seconds: float, *, complete: bool = True) -> Counted:
+def read_requests(
+    store: ObjectStore,
+    begin: float,
+    now: float,
+    join_seconds: float,
+    *,
+    complete: bool = True,
+    sample: Sample | None = None,
+    join_all: JoinAll | None = None,
+) -> Counted:
     """Return the labelled requests after `begin`.
 
     Args:
         now: the present, since all event objects are listed until then.
         complete: whether to look for late events of settled hours; else those since the last hour settled may be missing.
+        sample: the users whose requests are returned; None: all. Hours are made of all users.
+        join_all: joins the partitions of what is labelled, where there are several (label_window).
 
     Raises:
         InputChanged: a user or project was erased meanwhile.
     """
-    reader = _Reader(FetchedOnce(store), begin, now, join_seconds)
+    sample = sample or Sample()
+    reader = _Reader(FetchedOnce(store), begin, now, join_seconds, sample, join_all)
     found = (None if complete else reader.without_late()) or reader.complete()
     erased = erased_subjects(store)
-    rows = found.requests.filter(
+    rows = sample.again(found.requests).filter(
         pl.col("time") > begin,
         *(~pl.col(name).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for name, names in erased.columns()),
     )
     once = rows.sort("time", "id").unique("id", keep="last", maintain_order=True)
-    return Counted(by_own_rules(once), found.inputs)
+    return Counted(by_own_rules(once.drop("level")), found.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +102,10 @@ class _Reader:
     begin: float
     now: float
     join_seconds: float
+    sample: Sample
+    join_all: JoinAll | None
     known: dict[str, Stored] = field(default_factory=dict)
-    """The requests of spans that are in memory, by key."""
+    """The requests of spans that are in memory, by key: those of the sample, with their `level`."""
 
     @property
     def reach(self) -> float:
@@ -142,7 +157,8 @@ class _Reader:
 
     def _with(self, rows: Sequence[pl.DataFrame], spans: Sequence[Span], keys: Mapping[str, Sequence[str]]) -> Counted:
         """Return the requests of settled hours together with those since."""
-        since, references = self.label(keys, self.settled, math.inf)
+        since, references = self.label(keys, self.settled, math.inf, Sample(share=self.sample.share))
+        since = self.sample.of(since)
         made = [
             ObjectReference(key=span.key, sha256=self.known[span.key].sha256, rows=len(own), last=span.end)
             for span, own in zip(spans, rows, strict=True)
@@ -156,7 +172,7 @@ class _Reader:
         found = counted.listed(self.store, self.join_seconds, self.begin - DAY, self.settled)
         for span in sorted(set(found.values())):
             try:
-                rows, inputs = self.requests(span), counted.read_inputs(self.store, span)
+                rows, inputs = self.whole(span), counted.read_inputs(self.store, span)
             except Unusable as error:
                 log.warning("%s: it is removed and made again", error)
                 counted.remove(self.store, span.key)
@@ -167,20 +183,36 @@ class _Reader:
         return spans, EventIndex.together(known)
 
     def requests(self, span: Span) -> pl.DataFrame:
-        """Return the requests of a span. Raises Unusable."""
+        """Return the requests of a span that are in the sample, with their `level`. Raises Unusable."""
         if span.key not in self.known:
-            stored = counted.read(self.store, span)
-            if missing := COLUMNS.keys() - set(stored.rows.columns):
-                raise Unusable(f"{self.store.uri(span.key)} lacks the column {min(missing)!r}")
-            self.known[span.key] = replace(stored, rows=_typed(stored.rows))
+            self.whole(span)
         return self.known[span.key].rows
 
-    def label(self, keys: Mapping[str, Sequence[str]], begin: float, end: float) -> tuple[pl.DataFrame, list[ObjectReference]]:
+    def whole(self, span: Span) -> pl.DataFrame:
+        """Return all requests of a span, and keep those of the sample. Raises Unusable."""
+        if span.key in self.known and self.sample.share >= 1:
+            return self.known[span.key].rows.drop("level")
+        stored = counted.read(self.store, span)
+        if missing := COLUMNS.keys() - set(stored.rows.columns):
+            raise Unusable(f"{self.store.uri(span.key)} lacks the column {min(missing)!r}")
+        rows = _typed(stored.rows)
+        if span.key not in self.known:
+            self.keep(span, replace(stored, rows=rows))
+        return rows
+
+    def keep(self, span: Span, stored: Stored) -> None:
+        """Keep the requests of a span that are in the sample."""
+        self.known[span.key] = replace(stored, rows=self.sample.of(stored.rows, pl.col("time") > self.begin))
+
+    def label(
+        self, keys: Mapping[str, Sequence[str]], begin: float, end: float, sample: Sample | None = None
+    ) -> tuple[pl.DataFrame, list[ObjectReference]]:
         """Return the labelled requests of a time from these event objects, and the references of these."""
         if not any(keys.values()):
             return pl.DataFrame(schema=COLUMNS), []
-        plan = plan_window(self.store, EVERYTHING, self.now, self.join_seconds, listed=keys)
-        rows = label_window(self.store, plan, tokens=False, part=True).requests
+        plan = plan_window(self.store, EVERYTHING, self.now, self.join_seconds, listed=keys, sample=sample)
+        several = self.join_all if len(plan.partitions) > 1 else None
+        rows = label_window(self.store, plan, tokens=False, part=True, join_all=several).requests
         own = rows.filter(pl.col("time") >= begin, (pl.col("time") < end) | math.isinf(end))
         return _typed(own), [*references(plan.completions), *references(plan.feedback)]
 
@@ -240,7 +272,7 @@ class Making:
                 objects.unique(["kind", "key"], keep="first", maintain_order=True),
                 pl.concat([each.events for each in inputs]).unique(),
             )
-            rows = pl.concat([self.reader.requests(span) for span in spans])
+            rows = pl.concat([self.reader.whole(span) for span in spans])
             self._write("day", chunk[0], rows, Made(both, counted.digest(both.objects), "its hours settled"))
 
     def keys(self, begin: float, end: float) -> dict[str, list[str]]:
@@ -264,7 +296,7 @@ class Making:
 
     def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made) -> None:
         span, stored = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
-        self.reader.known[span.key] = replace(stored, rows=rows)
+        self.reader.keep(span, replace(stored, rows=rows))
         self.spans |= dict.fromkeys(span.hours, span)
 
 

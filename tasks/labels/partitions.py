@@ -22,6 +22,7 @@ from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.store import ObjectStore
 from tasks.labels import attribution, unreported
 from tasks.labels.impressions import WHO, impression
+from tasks.labels.sampled import Sample
 from tasks.labels.window import Window, segments_after
 
 HOUR = 3600.0
@@ -63,6 +64,8 @@ class Partition:
     reach_seconds: float
     """Seconds after its end within which it reads requests: they show its own settled text, or have a clock that is ahead."""
     hindsight: Hindsight
+    share: float = 1.0
+    """Share of the users whose events it reads (tasks/labels/sampled.py)."""
 
     def owns(self, when: np.ndarray) -> np.ndarray:
         """Return which of these times are the partition's own."""
@@ -82,11 +85,15 @@ class WindowPlan:
     feedback: pl.DataFrame
     late: bool
     """True if an object that the ancestry has not read holds requests as old as those it was trained on."""
+    share: float = 1.0
+    """Share of the users whose requests are read."""
+    unsampled: int = 0
+    """Rows of the window that are of other users."""
 
     @property
     def requests(self) -> int:
         """Rows of the window, valid completions or not; without those from before it, which may have a late label."""
-        return sum(p.requests for p in self.partitions)
+        return self.unsampled + sum(p.requests for p in self.partitions)
 
     @property
     def newest(self) -> float | None:
@@ -107,28 +114,33 @@ def plan_window(
     least: int = LEAST_REQUESTS,
     hindsight: Hindsight = OFF,
     listed: Mapping[str, Sequence[str]] | None = None,
+    sample: Sample | None = None,
 ) -> WindowPlan:
     """Read the times and ids of a window's events and divide it into partitions; hours share one up to `least` requests.
 
     With hindsight, requests up to `most_seconds` before the window are read again, since their label may have come late.
 
     Args:
+        sample: the users whose events are read; None: all are.
         listed: the keys of the objects to read, by kind of event; by default they are listed.
     """
     erased = erased_subjects(store)
     window = replace(window, again_seconds=hindsight.most_seconds if hindsight.on else 0.0)
     since = window.since - window.again_seconds
-    completions = _list_events(store, "completions", window, (since, now), erased, [pl.col("id").hash()], listed)
+    sample = sample or Sample()
+    completions = _list_events(store, "completions", window, (since, now), erased, [pl.col("id").hash()], listed, sample)
     since = min([window.since, *completions.rows["time"].sort().head(1)])
     named = pl.when(pl.col("completion_id") != "")
     ids = [IMPRESSION, named.then(pl.col("completion_id").hash()).alias("completion"), named.then("id").alias("event")]
-    feedback = _list_events(store, "feedback", window, (since, now), erased, ids, listed)
+    feedback = _list_events(store, "feedback", window, (since, now), erased, ids, listed, Sample(share=sample.share))
     begins = _begins(completions.rows["time"].to_numpy(), least)
     return WindowPlan(
-        tuple(_divide(begins, join_seconds, completions, feedback, erased, hindsight)),
+        tuple(_divide(begins, join_seconds, completions, feedback, erased, hindsight, sample.share)),
         completions.sources,
         feedback.sources,
         late=bool(completions.rows.filter("counted")["time"].le(window.since).any()),
+        share=sample.share,
+        unsampled=completions.counted - int(completions.rows["counted"].sum()),
     )
 
 
@@ -140,6 +152,8 @@ class _Listing:
     """SOURCES, by key."""
     rows: pl.DataFrame
     """A row per event: `source` (its number), `time`, `counted` (whether it is the window's), and ids."""
+    counted: int
+    """Events of the window, those of users outside the sample too."""
 
 
 def _list_events(
@@ -150,25 +164,34 @@ def _list_events(
     erased: ErasedSubjects,
     ids: Sequence[pl.Expr],
     listed: Mapping[str, Sequence[str]] | None,
+    sample: Sample,
 ) -> _Listing:
-    """List the events of a span of time; `ids` are computed from ID_COLUMNS."""
+    """List the events of a span of time, of the users of a sample; `ids` are computed from ID_COLUMNS."""
     sources: list[tuple[object, ...]] = []
-    rows, pending = [], [id_frame(None)]
+    rows, pending, limits = list[pl.DataFrame](), [id_frame(None)], [0.0]
+    every = 0
+
+    def take() -> None:
+        nonlocal every
+        after, share = np.repeat(limits, [frame.height for frame in pending]), sample.share
+        found = pl.concat(pending).with_columns(counted=pl.col("time") > pl.Series(after, dtype=pl.Float64))
+        every += int(found["counted"].sum())
+        chosen = sample.of(found)
+        if sample.share < share:
+            rows[:] = [sample.again(frame) for frame in rows]
+        rows.append(chosen.select("source", "time", "counted", "level", *ids))
+        del pending[1:], limits[1:]
+
     keys = event_keys(store, kind, window.oldest, span[1]) if listed is None else listed[kind]
     for holder, part in segments_after(store, keys, window, span[0], ("time", *ID_COLUMNS)):
         after = window.after(part.key) if kind == "completions" else -np.inf
         pending.append(id_frame(visible(part.table, after, erased), len(sources)))
-        counted = max(after, window.counts_after(part.key))
-        sources.append((len(sources), holder, part.key, part.sha256, part.table.num_rows, part.last, after, counted))
+        limits.append(max(after, window.counts_after(part.key)))
+        sources.append((len(sources), holder, part.key, part.sha256, part.table.num_rows, part.last, after, limits[-1]))
         if sum(frame.height for frame in pending) > LEAST_REQUESTS:
-            rows.append(pl.concat(pending).select("source", "time", *ids))
-            pending.clear()
-    rows.append(pl.concat([*pending, id_frame(None)]).select("source", "time", *ids))
-    found = pl.DataFrame(sources, schema=SOURCES, orient="row")
-    limits = found.select("source", "counted_after")
-    listing = pl.concat(rows).join(limits, on="source", how="left", maintain_order="left")
-    listing = listing.with_columns(counted=pl.col("time") > pl.col("counted_after")).drop("counted_after")
-    return _Listing(found.sort("key"), listing)
+            take()
+    take()
+    return _Listing(pl.DataFrame(sources, schema=SOURCES, orient="row").sort("key"), pl.concat(rows).drop("level"), every)
 
 
 def id_frame(table: pa.Table | None, source: int = 0) -> pl.DataFrame:
@@ -205,6 +228,7 @@ def _divide(
     feedback: _Listing,
     erased: ErasedSubjects,
     hindsight: Hindsight,
+    share: float,
 ) -> Iterator[Partition]:
     def partition_of(when: pl.Series) -> np.ndarray:
         return np.searchsorted(begins, when.to_numpy(), side="right") - 1
@@ -241,4 +265,5 @@ def _divide(
             erased=erased,
             reach_seconds=views,
             hindsight=hindsight,
+            share=share,
         )

@@ -18,6 +18,7 @@ from infra.storage.store import ObjectStore
 from tasks.labels import attribution, hindsight
 from tasks.labels.partitions import Partition, WindowPlan
 from tasks.labels.read import TOKEN_FIELDS, read_completions, read_events
+from tasks.labels.unreported import by_own_rules
 
 FACTS = (
     "late",
@@ -27,6 +28,8 @@ FACTS = (
     *("blank", "unreported"),
 )
 """Columns of a completion that leave its partition, beside its settled text: about 330 bytes."""
+TOGETHER = 100_000
+"""Requests that are labelled at a time when partitions are merged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +62,8 @@ class LabelledWindow:
     """Impressions that match no completion."""
 
 
-JoinAll = Callable[[Sequence[Partition]], Sequence[JoinedPartition]]
+JoinAll = Callable[[Sequence[Partition], bool], Sequence[JoinedPartition]]
+"""Joins partitions, with or without their tokens (`join_partition`)."""
 
 
 def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = True) -> JoinedPartition:
@@ -112,7 +116,7 @@ def label_window(
         join_all: joins the partitions; by default they are joined here, one after another.
     """
     if join_all:
-        parts = join_all(plan.partitions)
+        parts = join_all(plan.partitions, tokens)
     else:
         parts = [join_partition(store, partition, tokens=tokens) for partition in plan.partitions]
     requests, duplicates = merge_partitions(parts, part=part)
@@ -123,12 +127,28 @@ def label_window(
 def merge_partitions(parts: Sequence[JoinedPartition], *, part: bool = False) -> tuple[pl.DataFrame, int]:
     """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again.
 
-    `part` is as in attribution.label.
+    TOGETHER requests are labelled at a time, so that only the result is in memory as a whole. `part` is as in attribution.label.
     """
-    facts = pl.concat(joined.facts for joined in parts)
+    groups = -(-sum(joined.facts.height for joined in parts) // TOGETHER) or 1
+    found = [_merge(parts, group, groups) for group in range(groups)]
+    labelled = pl.concat([labelled for labelled, _ in found])
+    if groups > 1:
+        labelled = labelled.sort("time", "id")
+    repeated = sum(repeated for _, repeated in found) + sum(joined.duplicates for joined in parts)
+    return labelled if part else by_own_rules(labelled), repeated
+
+
+def _merge(parts: Sequence[JoinedPartition], group: int, groups: int) -> tuple[pl.DataFrame, int]:
+    """Return the completions of a group, by a hash of their id, with their labels, and the number of those delivered again."""
+
+    def own(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+        return rows.filter(pl.col(name).hash() % groups == group) if groups > 1 else rows
+
+    facts = pl.concat([own(joined.facts, "id") for joined in parts])
     fresh = facts.filter(~pl.col("late"))["id"]
     completions = facts.sort("time", "id").unique("id", keep="last", maintain_order=True)
     if fresh.len() < facts.height:
         completions = completions.with_columns(late=~pl.col("id").is_in(fresh.implode()))
-    repeated = fresh.len() - completions.filter(~pl.col("late")).height + sum(joined.duplicates for joined in parts)
-    return attribution.label(completions, pl.concat(joined.matches for joined in parts), part=part), repeated
+    repeated = fresh.len() - completions.filter(~pl.col("late")).height
+    matches = pl.concat([own(joined.matches, "served") for joined in parts])
+    return attribution.label(completions, matches, part=True), repeated

@@ -10,9 +10,9 @@ import pyarrow as pa
 from infra.records import Completion, Feedback
 from infra.storage.events.read import fetch, time_of, times, visible
 from infra.storage.events.tables import checked
-from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.store import ObjectStore
 from tasks.labels.partitions import IMPRESSION, Partition, id_frame
+from tasks.labels.sampled import in_sample
 
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
 
@@ -29,7 +29,7 @@ def read_completions(
     The column `late` is true for requests from before the window; of these, rows that are not valid are left out.
     """
     frames, invalid = [], []
-    for after, table in _read_tables(store, partition.completions, partition.erased, near):
+    for after, table in _read_tables(store, partition, partition.completions, near, left_out):
         frame, broken = checked(table, Completion, left_out)
         frames.append(frame.with_columns(late=pl.col("time") <= after))
         invalid += [row for row in broken if time_of(row) > after]
@@ -39,7 +39,7 @@ def read_completions(
 def read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
     """All events of a partition's impressions."""
     frames = []
-    for _, table in _read_tables(store, partition.feedback, partition.erased):
+    for _, table in _read_tables(store, partition, partition.feedback):
         impressions = id_frame(table).select(IMPRESSION)["impression"]
         own = pl.Series(partition.owns(times(table))) & ~impressions.is_in(partition.outgoing.implode())
         own |= impressions.is_in(partition.incoming.implode())
@@ -48,7 +48,11 @@ def read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
 
 
 def _read_tables(
-    store: ObjectStore, sources: pl.DataFrame, erased: ErasedSubjects, near: Callable[[np.ndarray], np.ndarray] | None = None
+    store: ObjectStore,
+    partition: Partition,
+    sources: pl.DataFrame,
+    near: Callable[[np.ndarray], np.ndarray] | None = None,
+    left_out: Sequence[str] = (),
 ) -> list[tuple[float, pa.Table]]:
     """The rows of segments at the times that `near` selects (by default all), in one table for each set of columns.
 
@@ -56,7 +60,7 @@ def _read_tables(
     """
     expected = {row["key"]: row for row in sources.iter_rows(named=True)}
     by_schema: dict[tuple[float, str], list[pa.Table]] = {(-np.inf, ""): [pa.schema([]).empty_table()]}
-    for holder, part in fetch(store, sources["object"].unique().sort().to_list()):
+    for holder, part in fetch(store, sources["object"].unique().sort().to_list(), left_out=left_out):
         source = expected.get(part.key)
         if source is None or source["object"] != holder:
             continue
@@ -65,7 +69,9 @@ def _read_tables(
                 f"{store.uri(part.key)}: SHA-256 {part.sha256}, expected {source['sha256']} as planned: a user or project was "
                 "erased in the meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
             )
-        table = visible(part.table, source["after"], erased)
+        table = visible(part.table, source["after"], partition.erased)
         selected = table.filter(pl.Series(near(times(table))).to_arrow()) if near else table
+        if partition.share < 1:
+            selected = selected.filter(in_sample(id_frame(selected)["user"], partition.share).to_arrow())
         by_schema.setdefault((source["counted_after"], str(table.schema)), []).append(selected)
     return [(after, pa.concat_tables(tables)) for (after, _), tables in by_schema.items()]

@@ -19,6 +19,7 @@ import polars as pl
 from infra.storage import cycles
 from infra.storage.events.read import erased_subjects
 from infra.storage.store import ObjectStore
+from tasks.labels.sampled import share_of
 
 DAY = 86_400.0
 KNOWN_DAYS = 90.0
@@ -84,6 +85,18 @@ def read(store: ObjectStore, oldest: float) -> pl.DataFrame:
             known = pl.read_parquet(io.BytesIO(store.get(register))).select(*REGISTER).filter(pl.col("last") >= oldest)
             return known.filter(~pl.col("user").is_in(list(erased_subjects(store).users)))
     return NOBODY
+
+
+def share_for(store: ObjectStore, seconds: float, most: float) -> float:
+    """Return the share of users who make at most so many requests in some seconds, at the rate of the newest cycle's window.
+
+    They are in the sample of that cycle, which alone knows its users.
+    """
+    sealed = cycles.sealed(cycles.index(store))
+    last = next((m for m in (cycles.manifest_of(store, cycle) for cycle in reversed(sealed)) if not m.learned), None)
+    if last is None:
+        return 1.0
+    return min(last.share, share_of(last.requests / max(last.until - last.since, 1.0) * seconds, most))
 
 
 def key(cycle: str, samples_sha256: str) -> str:

@@ -1,8 +1,7 @@
 """The first steps of a cycle: find the state of the loop, and collect the window of labels."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
 
 from prefect.logging import get_run_logger
 
@@ -10,14 +9,10 @@ from infra.records import ExperimentRecord
 from infra.storage import cycles
 from infra.storage import few as log
 from tasks.labels import collect as collecting
-from tasks.labels import pipeline
 from tasks.labels.collect import Collected
-from tasks.labels.partitions import Partition
-from tasks.labels.pipeline import JoinedPartition
-from tasks.steps import context as contexts
 from tasks.steps.context import Context
+from tasks.steps.joining import join_all
 from tasks.steps.naming import call_run, call_waiting
-from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, step
 
 
@@ -46,9 +41,7 @@ def inspect(context: Context) -> LoopState:
 def collect(context: Context) -> Collected:
     """Read the events since the parent version was made, and put every request in its bucket."""
     settings = context.settings
-    collected = collecting.collect(
-        context.store, context.registry, settings, context.now(), lambda window: join_all(context, window)
-    )
+    collected = collecting.collect(context.store, context.registry, settings, context.now(), partial(join_all, context))
     accounting = collected.accounting
     call_waiting(accounting.waiting)
     if few := accounting.few:
@@ -61,16 +54,3 @@ def collect(context: Context) -> Collected:
         {bucket: count for bucket, count in accounting.buckets.items() if count},
     )
     return collected
-
-
-@step("join", retries=IO_RETRIES)
-def join(partition: Partition) -> JoinedPartition:
-    """Read and join some hours of the window. The settings are those of the machine that runs this, so that no key travels."""
-    return pipeline.join_partition(contexts.load().store, partition)
-
-
-def join_all(context: Context, window: Sequence[Partition]) -> list[JoinedPartition]:
-    """Join the partitions of a window, each as a task."""
-    with runner(context.settings.orchestration.dask_scheduler) as tasks:
-        parts = tasks.map(cast(Any, join), {"partition": list(window)})
-        return cast(list[JoinedPartition], parts.result())

@@ -1,6 +1,7 @@
 """The steps of the flow `experiment`."""
 
 import time
+from functools import partial
 
 from prefect.logging import get_run_logger
 
@@ -19,6 +20,7 @@ from tasks.experiments.reports.page import experiment_page
 from tasks.experiments.stages import looks
 from tasks.experiments.verdict import decide as deciding
 from tasks.steps.context import Context
+from tasks.steps.joining import join_all
 from tasks.steps.naming import call_run, name_of
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.versions import register as registering
@@ -82,7 +84,8 @@ def look(context: Context, experiment: ExperimentRecord) -> Found:
     store, registry, now = context.store, context.registry, context.now()
     plan = plan_of(experiment)
     lead = lead_of(context.settings)
-    found = looking.look(ObservedTest(store, experiment, plan, now, lead), registry.aliases())
+    observed = ObservedTest(store, experiment, plan, now, lead, partial(join_all, context))
+    found = looking.look(observed, registry.aliases())
     get_run_logger().info("%s, %s: %s: %s", experiment.id, experiment.stage.name, found.verdict.verdict, found.verdict.reason)
     _show(store, registry, experiment, found.verdict, now)
     return found

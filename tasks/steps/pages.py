@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from prefect.artifacts import create_table_artifact
 
-from infra.pages import charts
+from infra.pages import charts, figures
 from infra.pages.charts import Point
 from infra.records import CycleOutcome, Manifest
 from tasks.evaluation.evaluate import Evaluation
@@ -83,7 +83,7 @@ def _cell(form: str, value: float | None) -> str:
 def show_accounting(cycle: str, accounting: RequestAccounting) -> None:
     """Show every request of a window by its bucket, as a table in Prefect."""
     rows = account_rows(accounting.buckets, accounting.quarantined, accounting.requests)
-    description = f"{cycle}: every request once"
+    description = f"{cycle}: every request once{figures.sampled(accounting.counts.share)}"
     attempt_to_show("artifacts", lambda: create_table_artifact(rows, key="buckets", description=description))
 
 

@@ -1,5 +1,7 @@
 """The last steps of a cycle: register the candidate, open its A/B test or end the cycle without one, and show the cycle."""
 
+from functools import partial
+
 from infra.records import CycleOutcome, Manifest
 from infra.storage import cycles
 from tasks.evaluation.evaluate import Evaluation
@@ -10,6 +12,7 @@ from tasks.showing import report
 from tasks.steps import experiment as controller
 from tasks.steps import pages
 from tasks.steps.context import Context
+from tasks.steps.joining import join_all
 from tasks.steps.seal import end
 from tasks.steps.step import IO_RETRIES, attempt_to_show, show_page, step
 from tasks.trainer.run import Candidate
@@ -31,9 +34,10 @@ def open_experiment(context: Context, manifest: Manifest, registered: Registered
     store, registry, version = context.store, context.registry, registered.version
     controller.await_comparisons(context)
     anchor = registry.aliases().anchor
-    proposed = release.propose(store, context.settings, manifest.cycle, version, manifest.champion, context.now(), anchor)
+    now, joined = context.now(), partial(join_all, context)
+    proposed = release.propose(store, context.settings, manifest.cycle, version, manifest.champion, now, anchor, joined)
     opened = release.open_experiment(store, registry, proposed)
-    attempt_to_show("what the traffic is too little for", lambda: planning.record(store, context.settings, context.now()))
+    attempt_to_show("what the traffic is too little for", lambda: planning.record(store, context.settings, context.now(), joined))
     reason = f"version {version} is the challenger" if opened else f"version {version} could not be tested"
     experiment = opened.id if opened else ""
     outcome = CycleOutcome(cycle=manifest.cycle, result="registered", reason=reason, version=version, experiment=experiment)

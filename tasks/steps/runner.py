@@ -5,7 +5,7 @@ Prefect loaded by its path, so that no other process can import it. The paramete
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,12 +21,41 @@ class NoScheduler(RuntimeError):
     """No Dask scheduler answers where the settings say."""
 
 
+class OtherVersions(RuntimeError):
+    """The scheduler or a worker has packages of other versions than this process."""
+
+
+OF_SCHEDULER = ("python", "dask", "distributed", "cloudpickle", "msgpack")
+OF_WORKERS = (*OF_SCHEDULER, "polars", "pyarrow", "prefect", "pydantic")
+"""Packages whose versions must be this process's: they send partitions, or compute what is compared by hash."""
+
+
+def first_difference(found: Mapping[str, Any]) -> str:
+    """Return the first package of another version in words, with both versions and what to do; empty where all are the same.
+
+    Args:
+        found: the packages of client, scheduler and workers, as `distributed.Client.get_versions` returns them.
+    """
+    own = found["client"]["packages"]
+    places: list[tuple[str, Any, tuple[str, ...]]] = [("the scheduler", found["scheduler"], OF_SCHEDULER)]
+    places += [(f"the worker {address}", each, OF_WORKERS) for address, each in sorted(found["workers"].items())]
+    for place, each, names in places:
+        for name in names:
+            if (theirs := each["packages"].get(name)) != own[name]:
+                return (
+                    f"{place} has {name} {theirs or 'missing'}, this process has {own[name]}. Start the cluster with this "
+                    "checkout's packages (`make setup`), or set it to \"\" to join in the flow's own process"
+                )
+    return ""
+
+
 @contextmanager
 def runner(scheduler: str) -> Iterator[TaskRunner[Any]]:
     """Yield a runner on the workers of the Dask scheduler at an address, or on threads where the address is empty.
 
     Raises:
         NoScheduler: it does not answer.
+        OtherVersions: a package differs on the scheduler or a worker.
     """
     with ExitStack() as stack:
         if scheduler:
@@ -48,6 +77,8 @@ def _connected(scheduler: str) -> Iterator[TaskRunner[Any]]:
                 f"orchestration.dask_scheduler is {scheduler!r}, where no Dask scheduler answers: {error}. Start one "
                 '(`python -m dask scheduler`), or set it to "" to join in the flow\'s own process'
             ) from error
+        if difference := first_difference(found.client.get_versions(packages=list(OF_WORKERS))):
+            raise OtherVersions(f"orchestration.dask_scheduler is {scheduler!r}: {difference}")
         if not workers:
             get_logger().warning("%s has no workers: what is joined there waits for one", scheduler)
         yield found

@@ -52,6 +52,7 @@ def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: flo
         "buckets": accounting.buckets,
         "quarantined": accounting.quarantined,
         "requests": accounting.requests,
+        "share": collected.plan.share,
         "quarantine": evidence.quarantine,
         "docs": evidence.docs,
         "profile": profile(accounting.samples),

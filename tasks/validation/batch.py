@@ -55,7 +55,7 @@ Bounds = dict[str, float]
 
 def batch_stats(accounting: RequestAccounting, skew: float) -> BatchStats:
     """Return the statistics of a window before its rows are validated."""
-    samples, requests = accounting.samples, max(accounting.requests, 1)
+    samples, requests = accounting.samples, max(accounting.requests - accounting.counts.unsampled, 1)
     sums = profile(samples)
     return BatchStats(
         duplicate_share=accounting.buckets["duplicate"] / requests,

@@ -144,7 +144,8 @@ def _test(decision: Decision) -> list[str]:
     """Return the verdict's reason, and both arms with their intervals and requests."""
     verdict, test = decision.verdict, decision.experiment
     arms = [row.line() for row in figures.arm_rows(verdict, test.champion, test.challenger)]
-    return [f"A/B test, by {decision.by}: {verdict.reason}", *(["\n".join(f"- {arm}" for arm in arms)] if arms else [])]
+    sampled = figures.sampled(test.plan.sample) if test.plan else ""
+    return [f"A/B test, by {decision.by}{sampled}: {verdict.reason}", *(["\n".join(f"- {arm}" for arm in arms)] if arms else [])]
 
 
 def _metrics(decision: Decision) -> list[str]:
@@ -194,7 +195,8 @@ def _data(found: Facts) -> str:
     manifest, training = found.manifest, found.training
     rows = account_rows(manifest.buckets, manifest.quarantined, manifest.requests)
     counts = ", ".join(f"{row['requests']} {row['bucket']} ({row['share']})" for row in rows[:-1])
-    text = f"Data: {manifest.requests} requests, each once: {counts}. {manifest.samples.rows} rows of training data."
+    requests = f"{manifest.requests} requests, each once{figures.sampled(manifest.share)}"
+    text = f"Data: {requests}: {counts}. {manifest.samples.rows} rows of training data."
     if manifest.learned:
         read = ", ".join(f"{each.name}{f' at {each.revision[:12]}' if each.revision else ''}" for each in manifest.learned)
         text = f"Data: own code of {read}. {manifest.samples.rows} positions of training data."

@@ -79,7 +79,7 @@ def run(settings: Settings) -> None:
         *((module, "get_run_logger", logging.getLogger) for module in logging_),
         (pages, "create_table_artifact", lambda *_, **__: None),
         (step, "create_markdown_artifact", lambda *_, **__: None),
-        (collect, "join_all", lambda given, window: [pipeline.join_partition(given.store, part) for part in window]),
+        (collect, "join_all", lambda given, window, _: [pipeline.join_partition(given.store, part) for part in window]),
         (Context, "checkpoint", checkpoint),
         (training, "train", train),
         (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1].held_out))),

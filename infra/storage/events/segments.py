@@ -53,21 +53,22 @@ def is_container(key: str) -> bool:
     return CONTAINER.match(key) is not None
 
 
-def read(key: str, body: bytes, columns: Collection[str] | None = None) -> list[Segment]:
-    """Return the segments of an object, one unless it is a container; with these columns only, if given."""
-    return unpack(key, body, columns) if is_container(key) else [segment(key, body, columns)]
+def read(key: str, body: bytes, columns: Collection[str] | None = None, left_out: Collection[str] = ()) -> list[Segment]:
+    """Return the segments of an object, one unless it is a container; with these columns only, if given, or without some."""
+    return unpack(key, body, columns, left_out) if is_container(key) else [segment(key, body, columns, left_out)]
 
 
-def segment(key: str, body: bytes, columns: Collection[str] | None = None) -> Segment:
+def segment(key: str, body: bytes, columns: Collection[str] | None = None, left_out: Collection[str] = ()) -> Segment:
     """Return an object that is one segment. Its `last` is 0 unless `columns` includes the time."""
-    table = _table(body, columns)
+    table = _table(body, columns, left_out)
     return Segment(key, hashlib.sha256(body).hexdigest(), table, last_time(table))
 
 
-def _table(body: bytes, columns: Collection[str] | None = None) -> pa.Table:
+def _table(body: bytes, columns: Collection[str] | None, left_out: Collection[str]) -> pa.Table:
     # pq.read_table takes twice the time, since it reads an object as a data set.
     file = pq.ParquetFile(pa.BufferReader(body))
-    return file.read([name for name in file.schema_arrow.names if columns is None or name in columns], use_threads=False)
+    names = [name for name in file.schema_arrow.names if name not in left_out and (columns is None or name in columns)]
+    return file.read(names, use_threads=False)
 
 
 def last_time(table: pa.Table) -> float:
@@ -144,9 +145,9 @@ def _rows(part: Segment) -> str:
     return json.dumps(part.table.to_pylist(), default=str)
 
 
-def unpack(key: str, body: bytes, columns: Collection[str] | None = None) -> list[Segment]:
+def unpack(key: str, body: bytes, columns: Collection[str] | None = None, left_out: Collection[str] = ()) -> list[Segment]:
     """Return the segments of a container."""
-    whole = _table(body, columns)
+    whole = _table(body, columns, left_out)
     parts, at = [], 0
     for part in json.loads(whole.schema.metadata[PARTS]):
         table = (

@@ -18,6 +18,7 @@ from tasks.experiments.stages import shares as stages
 from tasks.experiments.stages.states import GATE
 from tasks.experiments.verdict import anchor
 from tasks.experiments.verdict.decide import decide
+from tasks.labels.pipeline import JoinAll
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class ObservedTest:
     """Unix seconds."""
     lead: float
     """Seconds between the decision on a stage and its start."""
+    join_all: JoinAll | None = None
+    """Joins the partitions of what is labelled, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ def _judged(observed: ObservedTest, judge: Callable[[ArmTotals], tuple[Verdict, 
     Before anything ends or moves, all events that came late are looked for.
     """
     for complete in (False, True):
-        totals = gather(observed.store, observed.experiment, observed.plan, observed.now, complete=complete)
+        store, join_all = observed.store, observed.join_all
+        totals = gather(store, observed.experiment, observed.plan, observed.now, complete=complete, join_all=join_all)
         verdict, passed = judge(totals)
         if verdict.verdict == "undecided" and not passed and not verdict.inconclusive:
             break

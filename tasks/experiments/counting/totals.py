@@ -19,6 +19,8 @@ from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
 from tasks.labels import users
 from tasks.labels.counted import read_requests
+from tasks.labels.pipeline import JoinAll
+from tasks.labels.sampled import Sample
 from tasks.labels.shares import codes
 from tasks.rewards.weights import scale
 
@@ -101,18 +103,34 @@ def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     return ArmTotals(during, later, before, evidence.absent, in_block=in_block, immediate=immediate)
 
 
-def gather(store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float, *, complete: bool = True) -> ArmTotals:
-    """Read the requests from `baseline_seconds` before the experiment on, and total them; `complete` as in read_requests."""
-    labelled, until, inputs = read_labelled(store, experiment, plan, now, complete=complete)
+def gather(
+    store: ObjectStore,
+    experiment: ExperimentRecord,
+    plan: Plan,
+    now: float,
+    *,
+    complete: bool = True,
+    join_all: JoinAll | None = None,
+) -> ArmTotals:
+    """Read the requests from `baseline_seconds` before the experiment on, and total them; `complete` and `join_all` as in
+    read_requests."""
+    labelled, until, inputs = read_labelled(store, experiment, plan, now, complete=complete, join_all=join_all)
     return total(labelled, experiment, plan, until, inputs)
 
 
 def read_labelled(
-    store: ObjectStore, experiment: ExperimentRecord, plan: Plan, now: float, *, complete: bool = True
+    store: ObjectStore,
+    experiment: ExperimentRecord,
+    plan: Plan,
+    now: float,
+    *,
+    complete: bool = True,
+    join_all: JoinAll | None = None,
 ) -> tuple[pl.DataFrame, float, tuple[ObjectReference, ...]]:
     """Return the labelled requests from `baseline_seconds` before the experiment on, until when they count, and the inputs."""
     begin = experiment.started - plan.baseline_seconds
-    found = read_requests(store, begin, now, plan.join_seconds, complete=complete)
+    sample = Sample(share=plan.sample)
+    found = read_requests(store, begin, now, plan.join_seconds, complete=complete, sample=sample, join_all=join_all)
     labelled = found.requests
     if plan.min_history_requests:
         register = users.read(store, begin - plan.known_user_days * users.DAY)

@@ -10,12 +10,18 @@ import polars as pl
 from infra.records import Arm, Plan
 from infra.records.experiments import Design
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
+from tasks.labels import users
 from tasks.labels.counted import read_requests
+from tasks.labels.pipeline import JoinAll
+from tasks.labels.sampled import Sample, share_of, within
 
 DAY = 86_400.0
+MAX_DAYS = 28
+"""Longest test that is chosen in the mode superiority."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +34,8 @@ class Traffic:
     """Which users share a credential, [U]."""
     days: float
     """Length of all blocks."""
+    share: float = 1.0
+    """Share of the users who are in it, as in the longest test."""
 
     @property
     def users(self) -> int:
@@ -41,7 +49,7 @@ class Traffic:
 
     @property
     def per_day(self) -> float:
-        """Requests a day."""
+        """Requests a day, of the users who are in it."""
         return self.requests / max(self.days, 1e-9)
 
     def mean(self, name: str, per: str) -> float:
@@ -52,11 +60,21 @@ class Traffic:
         return counted / max(float(self.sums[per].sum()), 1e-9)
 
 
-def recent(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0) -> Traffic:
-    """Read the requests of the last days that a test would count; users with less history than a test asks for are left out."""
+def recent(
+    store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0, join_all: JoinAll | None = None
+) -> Traffic:
+    """Read the requests of the last days that a test would count; users with less history than a test asks for are left out.
+
+    Where the longest test would hold more than `collect.most_requests`, they are those of the users whom it would count.
+    `join_all` as in read_requests.
+    """
     settings, collect = resolved.experiment, resolved.collect
     begin, until = now - days * DAY, now - collect.settle_seconds
-    rows = read_requests(store, begin, now, collect.join_seconds).requests
+    sample = Sample(collect.most_requests)
+    rows = read_requests(store, begin, now, collect.join_seconds, sample=sample, join_all=join_all).requests
+    held = len(rows) / sample.share / days * longest_days(settings, plan)
+    share = min(sample.share, share_of(held, collect.most_requests), users.share_for(store, 0.0, collect.most_requests))
+    rows = within(rows, share)
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
@@ -71,7 +89,12 @@ def recent(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days:
     tables = {name: np.zeros((named.height, math.ceil(days * DAY / settings.block_seconds))) for name in SUMS}
     for name in SUMS:
         tables[name][at] = sums[name].to_numpy()
-    return Traffic(tables, named["named"].to_numpy(), days)
+    return Traffic(tables, named["named"].to_numpy(), days, share)
+
+
+def longest_days(settings: Experiment, plan: Plan) -> float:
+    """Return the days of requests that the longest test reads."""
+    return (settings.max_seconds or MAX_DAYS * DAY) / DAY + plan.baseline_seconds / DAY
 
 
 def divide(traffic: Traffic, design: Design, draw: np.random.Generator) -> ArmTotals:

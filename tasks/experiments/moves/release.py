@@ -17,6 +17,7 @@ from tasks.experiments.planning.planner import plan_test
 from tasks.experiments.stages import shares as stages
 from tasks.experiments.stages import states
 from tasks.experiments.stages.states import GATE
+from tasks.labels.pipeline import JoinAll
 
 
 def propose(
@@ -27,26 +28,31 @@ def propose(
     champion: str,
     now: float,
     anchor: ExperimentRecord | None = None,
+    join_all: JoinAll | None = None,
 ) -> ExperimentRecord:
     """Return the record of the experiment that tests a cycle's candidate against the champion, with its plan.
 
     Args:
         anchor: the comparison of the champions with the anchor.
+        join_all: as in read_requests (tasks/labels/counted.py).
     """
     identifier, share = experiment_id(cycle, version), settings.experiment.share
-    plan = plan_of_test(store, settings, anchor, now)
+    plan = plan_of_test(store, settings, anchor, now, join_all)
     opening = (stages.first(plan, share, now),)
     return ExperimentRecord(
         id=identifier, champion=champion, challenger=version, share=share, started=now, plan=plan, stages=opening
     )
 
 
-def plan_of_test(store: ObjectStore, settings: Settings, anchor: ExperimentRecord | None, now: float) -> Plan:
+def plan_of_test(
+    store: ObjectStore, settings: Settings, anchor: ExperimentRecord | None, now: float, join_all: JoinAll | None = None
+) -> Plan:
     """Return the plan of a test that opens now; where the champions beside the anchor lean to a loss, it asks for a gain."""
     chosen = settings.experiment
     if chosen.mode == "superiority" or not succession.cautious(store, anchor):
-        return plan_test(store, settings, now)
-    plan = plan_test(store, settings.model_copy(update={"experiment": chosen.model_copy(update={"mode": "superiority"})}), now)
+        return plan_test(store, settings, now, join_all)
+    superiority = chosen.model_copy(update={"mode": "superiority"})
+    plan = plan_test(store, settings.model_copy(update={"experiment": superiority}), now, join_all)
     why = "a gain is needed, since the champions beside the anchor lean to a loss or a check of theirs fails"
     return plan.model_copy(update={"cautious": True, "planned": f"{plan.planned}; {why}" if plan.planned else why})
 

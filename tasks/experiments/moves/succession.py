@@ -20,6 +20,7 @@ from infra.storage.store import ObjectStore
 from tasks.experiments.planning.plan import NEW, make_plan
 from tasks.experiments.stages.states import GATE
 from tasks.experiments.verdict.anchor import ANCHOR
+from tasks.labels import users
 
 PREFIX = f"{ANCHOR}-"
 """Prefix of the ids of comparisons."""
@@ -92,11 +93,11 @@ def without_gain(store: ObjectStore, move: Move) -> bool:
     return plan is not None and (plan.mode == "non_inferiority" or plan.cautious)
 
 
-def plan_of_comparison(settings: Settings) -> Plan:
+def plan_of_comparison(settings: Settings, sample: float = 1.0) -> Plan:
     """Return the plan of a comparison with an anchor: a crossover, so that nobody is left with an old version."""
     chosen = settings.experiment
     update = {"design": "crossover", "max_seconds": NEW["anchor_days"] * DAY}
-    return make_plan(chosen.model_copy(update=update), settings.collect, "the champions since the anchor, beside it")
+    return make_plan(chosen.model_copy(update=update), settings.collect, "the champions since the anchor, beside it", sample)
 
 
 def _following(store: ObjectStore, aliases: Aliases, settings: Settings, now: float, lead: float) -> ExperimentRecord:
@@ -111,7 +112,8 @@ def _following(store: ObjectStore, aliases: Aliases, settings: Settings, now: fl
         return _record(anchor, champion, now)
     record = held
     if record is None or record.champion != anchor or not record.stages or _is_over(record, now):
-        record = _record(anchor, champion, now, plan_of_comparison(settings))
+        sample = users.share_for(store, NEW["anchor_days"] * DAY, settings.collect.most_requests)
+        record = _record(anchor, champion, now, plan_of_comparison(settings, sample))
     start, reason = next_start(record, now, lead), f"version {champion} is champion"
     stage = Stage(name="anchor", share=record.share, started=start, reason=reason)
     return record.model_copy(update={"challenger": champion, "stages": (*record.stages, stage)})

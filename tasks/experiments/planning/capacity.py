@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from infra.pages.experiment_view import duration
+from infra.pages.figures import sampled
 from infra.settings import Settings
 from infra.storage.events.read import READERS
 from tasks.experiments.planning import planner
+from tasks.labels.sampled import share_of
 from tasks.labels.window import WINDOW_SECONDS
 
 DAY, HOUR = 86_400.0, 3_600.0
@@ -55,8 +57,13 @@ MEASURED_PROMPT, COMPLETION_TOKEN_BYTES, EVENT_TOKEN_BYTES = 123, 1.6, 0.67
 LOOK_CPU = Cost(0.73, "measured 2026-11-26: a look at a test of 1,200 requests a day; `tabloop bench scale`")
 LOOK_ROW_CPU = Cost(2.8e-6, "measured 2026-11-26: sums over a request of the test; `tabloop bench scale`")
 JOINED_CPU = Cost(152e-6, "measured 2026-11-25: a request, all of them trained on; `tabloop bench join`")
+READ_CPU = Cost(
+    47e-6, "measured 2026-11-26: a request whose user is outside a sample of 1 in 8, of 100,000 requests (collect.most_requests)"
+)
 JOINED_BYTES = Cost(5_700.0, "measured 2026-11-25: 5.7 GB of the flow's memory for a million requests; `tabloop bench join`")
-GPU_RATE = Cost(120.0, "assumed: completions a second of a 1.5B model on an H100; nobody has measured it")
+GPU_RATE = Cost(
+    120.0, "assumed: completions a second of a 1.5B model on an H100, which nobody has measured; --gpu-rate takes a measured one"
+)
 
 
 class NotARate(ValueError):
@@ -156,7 +163,7 @@ ADVICE = {
     "look: CPU": f"{LESS_OFTEN}, or end tests earlier (experiment.max_seconds).",
     "look: GETs": f"{LESS_OFTEN}, or ship larger objects (serving.ship_seconds).",
     "test": "Let more developers take part (serving.terms.experiments), or look for a larger gain; `tabloop plan` has both.",
-    "join: memory": "Give the flow more memory; Dask takes the join, not the accounting (orchestration.dask_scheduler).",
+    "join: memory": "Give the flow more memory, or read fewer requests (collect.most_requests).",
     "join: time": "Let Dask join the partitions (orchestration.dask_scheduler), or run cycles less often.",
     "registry": "Follow the registry less often (serving.follow_seconds).",
     "first cycle": "Set collect.min_samples lower, or serve more developers or projects with one model.",
@@ -221,12 +228,14 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
         "`tabloop plan` knows the team's own",
         lasts / longest,
     )
-    hour, rows = load.per_day / load.hours, load.per_day * test / DAY
-    cpu = LOOK_CPU.value + JOINED_CPU.value * hour + LOOK_ROW_CPU.value * rows
+    held = load.per_day * test / DAY
+    share = share_of(held, settings.collect.most_requests)
+    hour, rows = load.per_day / load.hours, held * share
+    cpu = LOOK_CPU.value + _joined(hour, hour * share) + LOOK_ROW_CPU.value * rows
     yield Row(
         "look: CPU",
-        f"{number(cpu)} s every {LOOK_SECONDS:g} s, at the end of a test of {duration(test)}",
-        f"{LOOK_CPU.basis}; {LOOK_ROW_CPU.basis}; {JOINED_CPU.basis}",
+        f"{number(cpu)} s every {LOOK_SECONDS:g} s, at the end of a test of {duration(test)}{sampled(share)}",
+        f"{LOOK_CPU.basis}; {LOOK_ROW_CPU.basis}; {JOINED_CPU.basis}; {READ_CPU.basis}",
         cpu / LOOK_SECONDS,
     )
     gets = 5 + _objects(load, settings) / load.hours
@@ -247,13 +256,23 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     else:
         needs = f"none: {rows:,.0f} requests in the window of {days:g} days, collect.min_samples asks for {asked:,}"
     yield Row("first cycle", needs, "computed from collect.min_samples", used)
-    memory, seconds = rows * JOINED_BYTES.value, rows * JOINED_CPU.value
+    read = min(rows, settings.collect.most_requests)
+    memory, seconds = read * JOINED_BYTES.value, _joined(rows, read)
+    window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
     yield Row(
         "join: memory",
-        f"{number(memory / 1e9)} GB for {rows:,.0f} requests of the window",
+        f"{number(memory / 1e9)} GB for {window}",
         f"{JOINED_BYTES.basis}; assumed: a machine of {FLOW_MEMORY / 1e9:g} GB",
         memory / FLOW_MEMORY,
     )
     yield Row(
-        "join: time", f"{number(seconds)} s of CPU", f"{JOINED_CPU.basis}; assumed: an hour for it", seconds / CYCLE_SECONDS
+        "join: time",
+        f"{number(seconds)} s of CPU",
+        f"{JOINED_CPU.basis}; {READ_CPU.basis}; assumed: an hour for it",
+        seconds / CYCLE_SECONDS,
     )
+
+
+def _joined(requests: float, sampled: float) -> float:
+    """Return the CPU seconds in which requests are read, and those of the sample joined."""
+    return sampled * JOINED_CPU.value + (requests - sampled) * READ_CPU.value

@@ -20,10 +20,10 @@ NEW: dict[str, Any] = {
 """Values of a new plan that no team sets."""
 
 
-def make_plan(settings: Experiment, collect: Collect, reason: str = "") -> Plan:
-    """Return the plan of a test that opens now; `reason`: what the planner chose and why."""
+def make_plan(settings: Experiment, collect: Collect, reason: str = "", sample: float = 1.0) -> Plan:
+    """Return the plan of a test that opens now; `reason`: what the planner chose and why; `sample`: share of the users."""
     settings = unplanned(settings)
-    chosen = {"planned": reason, "mode": settings.mode, "design": settings.design}
+    chosen = {"planned": reason, "mode": settings.mode, "design": settings.design, "sample": sample}
     times = {"settle_seconds": collect.settle_seconds, "join_seconds": collect.join_seconds}
     metrics = tuple(planned(metric, settings) for metric in METRICS)
     frozen = {name: getattr(settings, name) for name in GateSettings.model_fields}

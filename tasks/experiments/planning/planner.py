@@ -21,16 +21,18 @@ import numpy as np
 from scipy.special import bdtr  # scipy.stats' binom.cdf gives the same, and takes a second to import
 
 from infra.pages.experiment_view import duration
-from infra.pages.figures import title
+from infra.pages.figures import sampled, title
 from infra.records import Plan, PlannedMetric
 from infra.records.experiments import Design
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
-from tasks.experiments.counting.traffic import DAY, Traffic, divide, recent
+from tasks.experiments.counting.traffic import DAY, MAX_DAYS, Traffic, divide, longest_days, recent
 from tasks.experiments.planning.plan import make_plan, unplanned
 from tasks.experiments.verdict.decide import NOVELTY_ALPHA, Look, tolerated_users, weights_of
 from tasks.experiments.verdict.designs import compare
+from tasks.labels import users
+from tasks.labels.pipeline import JoinAll
 from tasks.statistics.multiple import joint_levels
 from tasks.statistics.ratios import deciders, leave_one_out, widen
 
@@ -42,8 +44,8 @@ DIVISIONS = 20
 """Random divisions from which errors are estimated."""
 DRAWS = 2000
 """Draws of the estimates from which a chance is counted."""
-MAX_DAYS, FAST_DAYS = 28, 2
-"""Longest test that is chosen in the mode superiority, and in the mode non_inferiority."""
+FAST_DAYS = 2
+"""Longest test that is chosen in the mode non_inferiority."""
 HOPELESS = 0.5
 """Smallest gain, as a share, beyond which no test is worth its time."""
 HARMLESS = 0.001
@@ -298,20 +300,28 @@ def _chosen(
     return Proposal(chosen, finds + (f"; margins widened to what this test can show: {widened}" if widened else ""))
 
 
-def plan_test(store: ObjectStore, settings: Settings, now: float) -> Plan:
-    """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days."""
+def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: JoinAll | None = None) -> Plan:
+    """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days.
+
+    `join_all` as in read_requests.
+    """
     experiment, collect = settings.experiment, settings.collect
+    plan = make_plan(experiment, collect)
     if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
-        return make_plan(experiment, collect)
-    proposal = propose(recent(store, settings, make_plan(experiment, collect), now), experiment, collect)
-    return make_plan(proposal.settings, collect, proposal.reason)
+        few = 2 * experiment.planned_requests <= collect.most_requests
+        held = plan.baseline_seconds if few else longest_days(experiment, plan) * DAY
+        return plan.model_copy(update={"sample": users.share_for(store, held, collect.most_requests)})
+    traffic = recent(store, settings, plan, now, join_all=join_all)
+    proposal = propose(traffic, experiment, collect)
+    return make_plan(proposal.settings, collect, proposal.reason, traffic.share)
 
 
 def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Proposal) -> str:
     """Return the prospects and the proposal as text."""
     lines = [
-        f"{traffic.users} users with a history, {traffic.per_day:.0f} requests a day in {traffic.days:g} days, "
-        f"acceptance {traffic.mean('accepted', 'shown'):.1%}; level {plan.alpha:g}, mode {plan.mode}"
+        f"{traffic.users} users with a history, {traffic.per_day:.0f} requests a day in "
+        f"{traffic.days:g} days{sampled(traffic.share)}, acceptance {traffic.mean('accepted', 'shown'):.1%}; "
+        f"level {plan.alpha:g}, mode {plan.mode}"
     ]
     for prospect in found:
         lines.append(f"\n{prospect.design}{': no verdict: ' + prospect.obstacle if prospect.obstacle else ''}")

@@ -13,6 +13,7 @@ from tasks.experiments.counting.traffic import Traffic, recent
 from tasks.experiments.planning import few
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.planning.planner import Proposal, Prospect, page, propose, prospects
+from tasks.labels.pipeline import JoinAll
 
 
 class NothingToPlan(ValueError):
@@ -40,6 +41,7 @@ class Outlook:
         return {
             "users": self.traffic.users,
             "requests_per_day": self.traffic.per_day,
+            "share_of_users": self.traffic.share,
             "acceptance": self.traffic.mean("accepted", "shown"),
             "prospects": found,
             "next": {"reason": self.proposal.reason, "experiment": self.proposal.settings.model_dump(mode="json")},
@@ -61,7 +63,7 @@ def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> 
     return Outlook(prospects(traffic, plan), traffic, plan, proposal, few.too_few(traffic, settings, now))
 
 
-def record(store: ObjectStore, settings: Settings, now: float) -> tuple[Few, ...]:
-    """Write what the traffic of the last week is too little for, once a day, and return it."""
-    traffic = recent(store, settings, make_plan(settings.experiment, settings.collect), now)
+def record(store: ObjectStore, settings: Settings, now: float, join_all: JoinAll | None = None) -> tuple[Few, ...]:
+    """Write what the traffic of the last week is too little for, once a day, and return it; `join_all` as in read_requests."""
+    traffic = recent(store, settings, make_plan(settings.experiment, settings.collect), now, join_all=join_all)
     return tuple(log.write(store, each) for each in few.too_few(traffic, settings, now))

@@ -78,7 +78,8 @@ def _cycle(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
 
 def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
     buckets = ", ".join(f"{count} {bucket}" for bucket, count in manifest.buckets.items() if count)
-    requests = f"{manifest.requests} requests from {when(manifest.since)} to {when(manifest.until)}: {buckets}"
+    read = f"{when(manifest.since)} to {when(manifest.until)}{figures.sampled(manifest.share)}"
+    requests = f"{manifest.requests} requests from {read}: {buckets}"
     code = [f"own code of {each.name}: {each.places} positions in {each.files} files" for each in manifest.learned]
     return [
         f"data set {cycles.dataset_id(store, manifest.cycle)}",
@@ -155,5 +156,6 @@ def _last_looks(store: ObjectStore, experiment: str) -> dict[StageName, Look]:
 
 def _decision(decision: Decision) -> list[str]:
     verdict, test = decision.verdict, decision.experiment
-    said = f"{verdict.verdict}, by {decision.by}, {when(decision.decided)}: {verdict.reason}"
+    sampled = figures.sampled(test.plan.sample) if test.plan else ""
+    said = f"{verdict.verdict}, by {decision.by}, {when(decision.decided)}{sampled}: {verdict.reason}"
     return [said, *(row.line() for row in figures.arm_rows(verdict, test.champion, test.challenger))]

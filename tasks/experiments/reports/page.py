@@ -58,7 +58,7 @@ def _progress(experiment: ExperimentRecord, look: Look) -> list[str]:
     if found is None:
         return []
     ends = f"{when(found.ends)}, in {duration(found.ends - look.time)}, by {'the clock' if found.by_clock else 'requests'}"
-    return [f"\n{found.requests} of {found.planned} requests an arm ({found.share:.0%}); planned end {ends}"]
+    return [f"\n{found.counted} ({found.share:.0%}); planned end {ends}"]
 
 
 def _stages(experiment: ExperimentRecord) -> list[str]:

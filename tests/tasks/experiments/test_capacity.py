@@ -36,13 +36,27 @@ def test_a_larger_load_uses_no_less_of_what_grows_with_it(load: float, times: fl
     [
         ("100/day", 8, "test", "tabloop plan"),
         ("10000/day", 8, "look: GETs", "Nothing has to change"),
-        ("1M/day", 24, "join: memory", "orchestration.dask_scheduler"),
+        ("1M/day", 24, "look: GETs", "Look less often"),
+        ("400M/day", 24, "look: GETs", "ship larger objects"),
     ],
 )
 def test_what_ends_first_is_named_with_what_to_do(rate: str, hours: float, first: str, advice: str) -> None:
     found = capacity(Load(per_day(rate), hours), Settings())
     assert found.first.part == first and advice in found.do and first in str(found)
     assert {row["part"] for row in found.values()["rows"]} == {row.part for row in found.rows}
+
+
+def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory() -> None:
+    rows = {
+        rate: {row.part: row for row in capacity(Load(per_day(rate), 24.0), Settings()).rows} for rate in ("1M/day", "400M/day")
+    }
+    found, larger = (rows[rate]["join: memory"] for rate in rows)
+    assert (
+        found.needs == "5.7 GB for at most 1,000,000 requests of the window, of a sample of 1 in 8 users (collect.most_requests)"
+    )
+    assert found.used == larger.used and "1 in 4,096 users" in larger.needs
+    # 7 million requests in a week: 1 million are joined, the others read.
+    assert rows["1M/day"]["join: time"].needs == f"{1e6 * 152e-6 + 6e6 * 47e-6:.0f} s of CPU"
 
 
 def test_a_window_that_never_fills_is_named() -> None:
