@@ -106,7 +106,6 @@ async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_wh
         assert made.kills
 
 
-@pytest.mark.long(reason="a second life on real servers; tests/tasks/experiments/test_stages.py ends tests so in memory")
 @pytest.mark.timeout(400)
 async def test_worse_slow_and_failing_versions_end_where_they_should(storage: Stack, tmp_path: Path) -> None:
     async with world(tmp_path / "worse") as made:
