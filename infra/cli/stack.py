@@ -1,6 +1,5 @@
 """Commands of the stack on this machine, and of servers elsewhere that the settings name."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,8 @@ def up(
     paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
 ) -> None:
     """Start every stopped part and wait until all are ready. Settings and model are remembered for later commands."""
+    import os
+
     from infra.stack import addresses, control
 
     use_settings(settings)
