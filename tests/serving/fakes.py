@@ -135,6 +135,9 @@ class FakeEngine:
             self._connections.add(http.transport)
         return await handler(http)
 
+    def holds(self, version: str) -> bool:
+        return version == self.version
+
     @property
     def fatal_error(self) -> str:
         return "" if self.up else "dead"
