@@ -50,7 +50,7 @@ FIRST, LAST = r".* --dry-run", r"tabloop exec prefect deployment run .*"
 NOT_RUN = {
     r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
     r"make (test|coverage).*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
-    r"make (up|down)|tabloop (up|down|restart)( --(settings|model) [\w.]+)?( [\w.]+)?": "tests/infra/stack starts and stops parts",
+    r"make (up|down)|tabloop (up|down|restart)( --(settings|model) [\w.]+)?( [\w.]+)?": "tests/infra/stack starts and stops them",
     r"tabloop (logs PART|settings explain KEY|cycle --watch|version|--settings FILE COMMAND)": "tests/infra runs the parts",
     r"tabloop down && rm -rf var": "removes the data of the local stack",
     r"make audit": "asks an advisory database; tests/infra/test_requirements.py runs its parts",

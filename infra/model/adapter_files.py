@@ -1,7 +1,7 @@
 """The files of an adapter, as `peft` has them, checked against their base, and merged into it. Imports no Megatron.
 
-A version may be stored as an adapter alone: its folder holds peft's files, base.json, and what else belongs to the version.
-Whoever needs whole weights makes them of it and of its base (`complete`).
+A version may be stored as an adapter alone: its folder holds peft's files, base.json, and the version's other files. `complete`
+makes whole weights of it and of its base.
 """
 
 import hashlib
