@@ -113,8 +113,9 @@ def base_version(directory: Path) -> BaseVersion:
     try:
         return BaseVersion.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{error.error_count()} fields are missing or wrong"
         raise UnsuitableAdapter(
-            f"{file}: cannot be read ({error}), expected version and source of the adapter's base; fetch the version again"
+            f"{file}: cannot be read ({reason}), expected version and source of the adapter's base; register the version again"
         ) from None
 
 

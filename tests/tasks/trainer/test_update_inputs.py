@@ -131,7 +131,7 @@ def test_an_update_of_another_shape_than_the_parents_adapter_is_refused(chain: C
 @pytest.mark.parametrize(
     ("name", "body", "reason"),
     [
-        ("base.json", b"{}", r"base\.json: cannot be read .*fetch the version again"),
+        ("base.json", b"{}", r"base\.json: cannot be read .*register the version again"),
         ("adapter_model.safetensors", b"cut", "no whole safetensors file"),
         ("adapter_config.json", b'{"r": 0, "peft_type": "LORA"}', "r = 0, .*expected a positive integer"),
     ],
