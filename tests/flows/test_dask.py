@@ -132,7 +132,7 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
 
     monkeypatch.setattr(collecting, "collect", recorded_collect)
     monkeypatch.setattr(collecting, "plan_window", partial(collecting.plan_window, least=0))
-    monkeypatch.setenv("TABLOOP_COLLECT__MIN_SAMPLES", str(10**6))
+    monkeypatch.setenv("TABLOOP_COLLECT__MIN_SAMPLES", str(10**5))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(ROOT)
     (cluster.folder / "joined").unlink(missing_ok=True)

@@ -33,7 +33,7 @@ class ObservedTest:
     lead: float
     """Seconds between the decision on a stage and its start."""
     join_all: JoinAll | None = None
-    """Joins the partitions of what is labelled, where there are several."""
+    """Joins the partitions that are to be labelled, where there are several."""
 
 
 @dataclass(frozen=True)
