@@ -79,7 +79,7 @@ def read_requests(
         now: the present, since all event objects are listed until then.
         complete: whether to look for late events of settled hours; else those since the last hour settled may be missing.
         sample: the users whose requests are returned; None: all. Hours are made of all users.
-        join_all: joins the partitions of what is labelled, where there are several (label_window).
+        join_all: joins the partitions that are to be labelled, where there are several (label_window).
 
     Raises:
         InputChanged: a user or project was erased meanwhile.
