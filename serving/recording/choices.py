@@ -12,7 +12,7 @@ from pathlib import Path
 
 from infra.stack import files
 from infra.storage import choices
-from infra.storage.store import ObjectStore, Refused, Unreachable
+from infra.storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
 FOLLOW_SECONDS = 5.0
@@ -62,8 +62,8 @@ class Choices:
         before = self._changes
         try:
             found = await asyncio.to_thread(choices.without_text, self.store)
-        except (Refused, Unreachable) as error:
-            log.warning("the choices of users are not read: %s", error)
+        except Exception as error:  # must not end `follow`: it is logged, and the next read tries again
+            log.warning("the choices of users are not read: %s: %s", type(error).__name__, error)
             return
         if before == self._changes:  # else a choice was made here meanwhile, which the answer may lack
             self._keep(found)
