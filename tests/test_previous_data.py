@@ -65,7 +65,7 @@ def test_the_next_window_equals_that_of_the_earlier_version(
     accounting = collected.accounting
     assert (accounting.requests, accounting.buckets, collected.orphans) == (
         expected["requests"],
-        {"new_user": 0, "held_out": 0} | expected["buckets"],
+        {"new_user": 0, "held_out": 0, "unsampled": 0} | expected["buckets"],
         expected["orphans"],
     )
     assert [list(row) for row in accounting.samples.select("id", "outcome", "tokens").rows()] == expected["samples"]
