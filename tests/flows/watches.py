@@ -24,14 +24,16 @@ def run(settings: Settings, folder: Path) -> tuple[str, str]:
     from prefect import Task
 
     from flows.experiment import experiment
+    from tasks.steps import erasures, step
     from tasks.steps import experiment as steps
-    from tasks.steps import step
 
-    for name, value in list(vars(steps).items()):
-        if isinstance(value, Task):
-            setattr(steps, name, value.fn)
+    for module in (steps, erasures):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Task):
+                setattr(module, name, value.fn)
     stand_ins: list[tuple[Any, str, Any]] = [
         (steps, "get_run_logger", logging.getLogger),
+        (erasures, "get_run_logger", logging.getLogger),
         (step, "get_run_logger", logging.getLogger),
         (step, "create_markdown_artifact", lambda page, key: (folder / f"{key}.md").write_text(page)),
         (infra.settings, "load", lambda: settings),
