@@ -28,12 +28,17 @@ from serving.engine.endpoints import Busy
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.sampling import run_batch, sample, warm_up
 
+DROP_SECONDS = 0.02
+"""Interval at which a version that goes is asked whether it still samples."""
+
 
 @dataclass
 class Held:
     """A version that the engine holds."""
 
     request: LoRARequest
+    files: tuple[int, ...] = ()
+    """Identity of its weights on the disk: another registry's version of the same number is another one."""
     running: int = 0
     """Completions and batches that it samples now."""
     used: float = 0.0
@@ -72,7 +77,7 @@ class AdapterEngine:
         await self._llm.collective_rpc("tabloop_prepare")
         self._base_sha256 = await asyncio.to_thread(weights_sha256, self._base)
         zeros = await asyncio.to_thread(self._write_zeros, self._checkpoints.folder("base-adapter"))
-        self._held[self._version] = Held(await self._added(self._version, zeros), used=time.monotonic())
+        self._held[self._version] = Held(await self._added(self._version, zeros), _files_of(self._base), used=time.monotonic())
         await warm_up(self)
         for path, version in self._checkpoints.held():
             try:
@@ -105,15 +110,19 @@ class AdapterEngine:
             Busy: each version that it holds samples completions, and it holds as many as it may.
         """
         async with self._swapping:
-            if held := self._held.get(version):
+            held, files = self._held.get(version), _files_of(Path(path))
+            if held and held.files == files:
                 held.used = time.monotonic()
                 return SwapResult(version, 0.0, 0.0, 0.0)
             started = time.perf_counter()
             is_base = await asyncio.to_thread(self._checked, Path(path), version)
             checked = time.perf_counter()
-            await self._make_room(version)
+            going = version if held else self._longest_unused(version)
             request = self._held[self._version].request if is_base else await self._added(version, Path(path))
-            self._held[version] = Held(request, used=time.monotonic())
+            gone = self._held.pop(going, None)
+            self._held[version] = Held(request, files, used=time.monotonic())
+            if gone:
+                await self._drop(gone)
             return SwapResult(version, (checked - started) * 1e3, 0.0, (time.perf_counter() - checked) * 1e3)
 
     def health(self) -> Health:
@@ -146,17 +155,22 @@ class AdapterEngine:
             raise SwapRefused(f"version {version}: vLLM does not load {path}: {type(error).__name__}: {error}") from error
         return request
 
-    async def _make_room(self, version: str) -> None:
-        """Drop the version that was used longest ago, if the engine holds as many as it may. Raises Busy."""
+    async def _drop(self, gone: Held) -> None:
+        """Remove an adapter that no version has any more, after its last request: vLLM would read its files again for one."""
+        while gone.running:
+            await asyncio.sleep(DROP_SECONDS)
+        if all(held.request.lora_int_id != gone.request.lora_int_id for held in self._held.values()):
+            await self._llm.remove_lora(gone.request.lora_int_id)
+
+    def _longest_unused(self, version: str) -> str:
+        """Return the version that makes room for another one; empty if there is room. Raises Busy."""
         beside = {name: held for name, held in self._held.items() if name != self._version}
         if len(beside) < self._most:
-            return
+            return ""
         idle = [name for name, held in beside.items() if not held.running]
         if not idle:
             raise Busy(f"version {version}: all {len(beside)} versions that the engine holds (serving.adapters) are sampling")
-        gone = self._held.pop(min(idle, key=lambda name: beside[name].used)).request
-        if all(held.request.lora_int_id != gone.lora_int_id for held in self._held.values()):
-            await self._llm.remove_lora(gone.lora_int_id)
+        return min(idle, key=lambda name: beside[name].used)
 
     def _checked(self, path: Path, version: str) -> bool:
         """Return whether a version's weights are the base's own. Raises SwapRefused."""
@@ -190,3 +204,9 @@ class AdapterEngine:
         folder.mkdir(parents=True, exist_ok=True)
         write_adapter(folder, zeros, architecture, 1, 0, self._base)
         return folder
+
+
+def _files_of(path: Path) -> tuple[int, ...]:
+    """Return the identity of a folder's weights, without reading them; empty if there are none."""
+    found = [file.stat() for file in sorted(path.glob("*.safetensors"))]
+    return tuple(number for file in found for number in (file.st_ino, file.st_size, file.st_mtime_ns))

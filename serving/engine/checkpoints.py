@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.model import adapters
 from infra.storage.store import ObjectStore
-from serving.engine.version_cache import Download, VersionCache
+from serving.engine.version_cache import Download, VersionCache, sync_folder
 
 WHOLE = "whole"
 """Folder of the merged weights within an adapter's."""
@@ -98,6 +98,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             complete(found, adapter, partial)
+            sync_folder(partial)
             try:
                 partial.rename(whole)
             except OSError:  # another engine was quicker

@@ -133,7 +133,7 @@ def build_llm(arguments: Mapping[str, Any], model: str, adapters: int = 0) -> As
     """
     options = {"disable_log_stats": True, "seed": secrets.randbits(32), **arguments, **REQUIRED_ARGUMENTS, "model": model}
     if adapters:
-        options |= {"enable_lora": True, "max_loras": adapters + 1, "max_cpu_loras": adapters + 1}
+        options |= {"enable_lora": True, "max_loras": adapters + 2, "max_cpu_loras": adapters + 2}  # the base, and one that goes
     quiet = options.pop("disable_log_stats")
     if current_platform.is_cpu():
         _import_model(Path(model))

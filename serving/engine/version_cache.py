@@ -89,9 +89,7 @@ class VersionCache:
         fetched = stored.fetch(store, checkpoint, partial, self._held(store), self._most_deltas)
         (partial / SOURCE).write_text(source)
         (partial / CHECKSUM).write_text(fetched.sha256)
-        for file in partial.rglob("*"):
-            _sync(file)
-        _sync(partial)
+        sync_folder(partial)
         shutil.rmtree(path, ignore_errors=True)
         os.replace(partial, path)
         _sync(path.parent)
@@ -173,6 +171,12 @@ def _aliases(fields: dict[str, Any]) -> Aliases:
 
 def _versions_by_slot(fields: dict[str, str]) -> dict[str, str]:
     return {slot: str(version) for slot, version in fields.items()}
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder and all that is in it are on the disk."""
+    for file in (*path.rglob("*"), path):
+        _sync(file)
 
 
 def _sync(path: Path) -> None:

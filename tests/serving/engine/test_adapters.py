@@ -134,6 +134,22 @@ async def test_the_version_that_was_used_longest_ago_makes_room(world: World, sl
     assert_sampled_by(world, "20", await sample(slot, "20"))
 
 
+async def test_another_registrys_version_of_the_same_number_takes_the_place_of_the_first(
+    world: World, slots: tuple[AdapterClient, AdapterClient]
+) -> None:
+    slot, path, other = slots[0], world.adapter("50"), world.adapter("51")
+    await slot.swap(str(path), "50")
+    assert_sampled_by(world, "50", await sample(slot, "50"))
+    running = asyncio.create_task(sample(slot, "50", 120))
+    await asyncio.sleep(0.2)
+    (path / adapters.WEIGHTS_NAME).unlink()
+    (path / adapters.WEIGHTS_NAME).write_bytes((other / adapters.WEIGHTS_NAME).read_bytes())
+    await slot.swap(str(path), "50")
+    assert_sampled_by(world, "50", await running)  # by the first one, which goes after its last request
+    world.whole["50"] = world.whole["51"]
+    assert_sampled_by(world, "50", await sample(slot, "50"))
+
+
 async def test_while_all_versions_sample_one_more_has_to_wait(world: World, slots: tuple[AdapterClient, AdapterClient]) -> None:
     slot = slots[0]
     versions = [str(number) for number in range(30, 30 + MOST)]

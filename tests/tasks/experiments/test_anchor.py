@@ -318,9 +318,9 @@ def test_the_anchor_comes_back_and_the_decision_is_computed_again_from_its_recor
     assert written and not list(recompute.differences(written))
     line.follow()
     assert line.pair == ("1", "1")
-    told = "\n".join(history(line.store, 100))
-    assert "version 1 is the anchor: version 2 is compared with it" in told and "anchor at 75%" in told
-    assert "roll back, by anchor" in told
+    shown = "\n".join(history(line.store, 100))
+    assert "version 1 is the anchor: version 2 is compared with it" in shown and "anchor at 75%" in shown
+    assert "roll back, by anchor" in shown
     sections = dict(explain(line.store, "3"))
     assert len(sections["anchor"]) == 1 and "the champions since are worse" in sections["anchor"][0]
     assert any("version 1 is the anchor" in text for text in dict(explain(line.store, "1"))["anchor"])

@@ -70,8 +70,8 @@ def test_who_is_not_known_from_before_the_test_counts_in_no_gate() -> None:
     def ship(name: str, people: list[str], at: float, **fields: str) -> None:
         served = [completion(f"{name}{u}", user=u, prefix=f"{name}{u}", time=at + i, **fields) for i, u in enumerate(people)]
         store.put_rows(f"events/completions/date=2027-01-15/hour=08/{name}.parquet", served)
-        told = [feedback(c.id, user=c.user, prefix=c.prefix, time=c.time + 1) for c in served]
-        store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", told)
+        events = [feedback(c.id, user=c.user, prefix=c.prefix, time=c.time + 1) for c in served]
+        store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", events)
 
     ship("before", ["ada", "bob", "held back"], NOW - 90)
     seal(store, "cycle-000001", NOW - 10, limits)
@@ -131,7 +131,7 @@ def test_what_continue_does_not_tell_of_was_not_taken() -> None:
         **{"visible": [4], "judged": [3], "decided": [1], "accepted": [1], "annoyed": [1], "labelled": [3], "length": [4]}
     }
     silent = total(labelled(completions, []), TEST, plan(), until=NOW + 20).during["champion"]
-    assert silent["judged"].tolist() == [0], "an editor that tells of nothing says nothing by its silence"
+    assert silent["judged"].tolist() == [0], "an editor that reports nothing says nothing by its silence"
 
 
 def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:

@@ -114,8 +114,8 @@ def ship(store: MemoryStore, at: float, user: str = ADA) -> None:
     """Write a request and its feedback, a second later, as serving ships them."""
     folder, name = counted_folder(at), f"{at:.0f}-{user[0]}"
     store.put_rows(f"events/completions/{folder}/{name}.parquet", [completion(name, time=at, user=user, prefix=name)])
-    told = [feedback(f"f{name}", time=at + 1, user=user, prefix=name)]
-    store.put_rows(f"events/feedback/{folder}/{name}.parquet", told)
+    events = [feedback(f"f{name}", time=at + 1, user=user, prefix=name)]
+    store.put_rows(f"events/feedback/{folder}/{name}.parquet", events)
 
 
 def counted_folder(at: float) -> str:
