@@ -27,6 +27,7 @@ from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.sampling import run_batch, sample, warm_up
+from serving.engine.version_cache import files_of
 
 DROP_SECONDS = 0.02
 """Interval at which a version that goes is asked whether it still samples."""
@@ -77,7 +78,7 @@ class AdapterEngine:
         await self._llm.collective_rpc("tabloop_prepare")
         self._base_sha256 = await asyncio.to_thread(weights_sha256, self._base)
         zeros = await asyncio.to_thread(self._write_zeros, self._checkpoints.folder("base-adapter"))
-        self._held[self._version] = Held(await self._added(self._version, zeros), _files_of(self._base), used=time.monotonic())
+        self._held[self._version] = Held(await self._added(self._version, zeros), files_of(self._base), used=time.monotonic())
         await warm_up(self)
         for path, version in self._checkpoints.held():
             try:
@@ -110,7 +111,7 @@ class AdapterEngine:
             Busy: each version that it holds samples completions, and it holds as many as it may.
         """
         async with self._swapping:
-            held, files = self._held.get(version), _files_of(Path(path))
+            held, files = self._held.get(version), files_of(Path(path))
             if held and held.files == files:
                 held.used = time.monotonic()
                 return SwapResult(version, 0.0, 0.0, 0.0)
@@ -204,9 +205,3 @@ class AdapterEngine:
         folder.mkdir(parents=True, exist_ok=True)
         write_adapter(folder, zeros, architecture, 1, 0, self._base)
         return folder
-
-
-def _files_of(path: Path) -> tuple[int, ...]:
-    """Return the identity of a folder's weights, without reading them; empty if there are none."""
-    found = [file.stat() for file in sorted(path.glob("*.safetensors"))]
-    return tuple(number for file in found for number in (file.st_ino, file.st_size, file.st_mtime_ns))

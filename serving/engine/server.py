@@ -26,6 +26,7 @@ from serving.engine.endpoints import Busy, Endpoints
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult
 from serving.engine.sampling import run_batch, sample, warm_up
 from serving.engine.unauthenticated import Unauthenticated, listen
+from serving.engine.version_cache import files_of
 from serving.engine.where import Where
 
 REQUIRED_ARGUMENTS: dict[str, Any] = {
@@ -45,6 +46,7 @@ class VLLMEngine:
         self._swapping = asyncio.Lock()
         self.version = version
         self._path = str(llm.model_config.model)
+        self._files = files_of(Path(self._path))
         self._swap_failure = ""
 
     def holds(self, version: str) -> bool:
@@ -77,7 +79,8 @@ class VLLMEngine:
     async def swap(self, path: str, version: str, *, idle: bool = False) -> SwapResult:
         """Load another version's weights. Running requests continue with them, their KV cache recomputed.
 
-        A version that the engine holds is not loaded again, since every replica of the app requests the swap.
+        A version that the engine holds is not loaded again, since every replica of the app requests the swap; another registry's
+        version of the same number has other files.
 
         Args:
             idle: only if there are no running requests; new ones are refused meanwhile.
@@ -87,7 +90,8 @@ class VLLMEngine:
             Busy: with `idle`, requests run; the engine is unchanged.
         """
         async with self._swapping:
-            if version == self.version:
+            files = files_of(Path(path))
+            if version == self.version and files == self._files:
                 return SwapResult(version, 0.0, 0.0, 0.0)
             started = time.perf_counter()
             await self._llm.collective_rpc("tabloop_stage", args=(path,))
@@ -114,7 +118,7 @@ class VLLMEngine:
                 # The weights may be a mix of both versions: the supervisor must start a clean process.
                 self._swap_failure = f"swap to version {version} failed halfway: {type(error).__name__}: {error}"
                 raise
-            self.version, self._path = version, path
+            self.version, self._path, self._files = version, path, files
             await self._llm.resume_generation()
             return SwapResult(version, (staged - started) * 1e3, (paused - staged) * 1e3, commit_ms)
 

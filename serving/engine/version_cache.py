@@ -173,6 +173,12 @@ def _versions_by_slot(fields: dict[str, str]) -> dict[str, str]:
     return {slot: str(version) for slot, version in fields.items()}
 
 
+def files_of(path: Path) -> tuple[int, ...]:
+    """Return the identity of a folder's weights, without reading them; empty if there are none."""
+    found = [file.stat() for file in sorted(path.glob("*.safetensors"))]
+    return tuple(number for file in found for number in (file.st_ino, file.st_size, file.st_mtime_ns))
+
+
 def sync_folder(path: Path) -> None:
     """Wait until a folder and all that is in it are on the disk."""
     for file in (*path.rglob("*"), path):
