@@ -33,6 +33,9 @@ def start(parallel: Parallel, seed: int) -> None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
         dist.init_process_group(backend, **alone)
+        if torch.cuda.is_available():
+            # A barrier takes the GPU of the group's first collective; before one, it guesses the GPU by the rank among all nodes.
+            dist.all_reduce(torch.zeros(1, device="cuda"))
     parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline, create_gloo_process_groups=False)
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

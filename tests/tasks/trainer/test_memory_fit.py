@@ -139,8 +139,11 @@ def test_one_card_holds_both_engines_and_the_trainer_of_a_workstation():
     size = MicroBatchSize(train.micro_batch_tokens, train.micro_batch_positions)
     fit.check_fits(qwen("1.5B"), train, Layout(), size, usable(int(10e9)), bf16=True)
     weights = 2 * sum(math.prod(shape) for shape in qwen("1.5B").tensors().values())
-    beside_weights = 1.5e9  # activations, graphs and CUDA's own
-    assert int(10e9) + 2 * (weights + engine["kv_cache_memory_bytes"] + beside_weights) < 24e9
+    beside_weights = 2.8e9  # activations, graphs, adapters and CUDA's own, as measured on an H100 with four times the sequences
+    of_engine = weights + engine["kv_cache_memory_bytes"] + beside_weights
+    assert int(10e9) + 2 * of_engine < 24e9
+    # vLLM refuses to start where this share of the card is not free: the engine that starts last finds the other and the trainer.
+    assert engine["gpu_memory_utilization"] * 24e9 < 24e9 - int(10e9) - of_engine
     assert settings.serving.engines[0] == settings.serving.engines[1] and engine["max_lora_rank"] >= train.adapter_rank
     room = settings.model.max_prefix_tokens + settings.model.max_suffix_tokens + settings.serving.sampling.max_tokens
     assert room < engine["max_model_len"]
