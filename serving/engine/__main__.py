@@ -17,6 +17,7 @@ from infra.model.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
 from infra.stack import files
 from infra.stack.imports import uncollected
+from infra.stack.priority import lower_priority
 from infra.storage.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
@@ -99,6 +100,8 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
         if name not in variables:
             os.environ[name] = value
     os.umask(files.PRIVATE)
+    if options.evaluation:
+        lower_priority()
     checkpoints = checkpoints_of(settings, options.slot, options.member)
     adapters = 0 if options.evaluation else settings.serving.adapters
     last = None if options.evaluation or adapters else checkpoints.last(options.slot)

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 from infra.stack.imports import uncollected
+from infra.stack.priority import lower_priority
 
 LIBC = ctypes.CDLL(None)  # loaded here: nothing may be imported between fork and exec
 PR_SET_PDEATHSIG = 1
@@ -29,6 +30,7 @@ def end_with_parent(number: signal.Signals) -> None:
 def main() -> None:
     """Run the job file named on the command line. Every file is written atomically, so that SIGKILL does no harm."""
     end_with_parent(signal.SIGKILL)
+    lower_priority()
     parser = argparse.ArgumentParser(prog="python -m tasks.trainer.worker", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--job", type=Path, required=True, help="job.json (tasks/trainer/job.py)")
     parser.add_argument("--silent", action="store_true", help="print no metrics: another node of the update does")
