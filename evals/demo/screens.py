@@ -71,12 +71,12 @@ def terminal_page(found: Report) -> str:
     return f'<!doctype html><meta charset="utf-8"><style>body{{margin:0}}svg{{width:100%;height:auto}}</style>{svg}'
 
 
-def take(tab: Tab, screen: Screen, scheme: str, out: Path) -> Path:
-    """Show a screen in a tab and write its picture; return the file.
+def take(tab: Tab, screen: Screen, scheme: str, out: Path, width: int = WIDTH) -> Path:
+    """Show a screen in a tab of a width in pixels and write its picture; return the file.
 
     Raises TimeoutError where the page does not show what it is for.
     """
-    tab.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
+    tab.call("Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=False)
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     if screen.login:
         tab.call("Page.navigate", url=screen.login)
@@ -86,7 +86,7 @@ def take(tab: Tab, screen: Screen, scheme: str, out: Path) -> Path:
     # Applications in a page draw what they have fetched in the next frames.
     tab.evaluate("new Promise(done => setTimeout(done, 2000))")
     height = min(HEIGHT, tab.evaluate("Math.ceil(document.documentElement.getBoundingClientRect().height)") or HEIGHT)
-    clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     file = out / f"{screen.name}.png"
     file.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png", clip=clip)["data"]))
     return file
@@ -104,8 +104,8 @@ class NoScreens(ValueError):
     """What the pictures need is missing; the message says what to do."""
 
 
-def run(settings: Settings, scheme: Literal["light", "dark"], out: Path) -> Iterator[Path]:
-    """Write the pictures into a folder, and yield their files.
+def run(settings: Settings, scheme: Literal["light", "dark"], out: Path, width: int = WIDTH) -> Iterator[Path]:
+    """Write the pictures into a folder, of a width in pixels, and yield their files.
 
     Raises NoScreens where there is no finished demo, or no browser.
     """
@@ -120,7 +120,7 @@ def run(settings: Settings, scheme: Literal["light", "dark"], out: Path) -> Iter
         shown = screens(settings, found, newest_run(ObjectStore.connect(settings.store)), Path(folder))
         with browser.running(program, Path(folder) / "profile") as running, running.tab(running.open("about:blank")) as tab:
             for screen in shown:
-                yield take(tab, screen, scheme, out)
+                yield take(tab, screen, scheme, out, width)
 
 
 def _origin(url: str) -> str:

@@ -166,13 +166,14 @@ def developers(
 def screens(
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the pictures")] = Path("var/demo/screens"),
     scheme: Annotated[Literal["light", "dark"], typer.Option(help="colour scheme")] = "light",
+    width: Annotated[int, typer.Option(min=320, help="width of the browser in pixels; 390: a phone's")] = 1280,
 ) -> None:
     """Take pictures of the five screens of a finished demo."""
     from evals.demo.screens import NoScreens, run
     from infra import settings
 
     with errors.expected(NoScreens, code=errors.WRONG_USE):
-        for file in run(settings.load(), scheme, out):
+        for file in run(settings.load(), scheme, out, width):
             print(file)
 
 

@@ -34,6 +34,9 @@ def test_a_picture_of_the_terminal_and_of_the_report_is_taken_without_a_network(
     ]
     with browser_.running(program, tmp_path / "profile") as running, running.tab(running.open("about:blank")) as tab:
         files = [screens.take(tab, screen, "dark", tmp_path) for screen in shown]
+        (tmp_path / "phone").mkdir()
+        phone = screens.take(tab, shown[1], "light", tmp_path / "phone", 390)
+    assert struct.unpack(">I", phone.read_bytes()[16:20]) == (390,)
     heights = []
     for file in files:
         image = file.read_bytes()
