@@ -40,7 +40,7 @@ SHARED = {
     ),
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),
-    "loop": ("tests/test_loop.py",),
+    "loop": ("tests/test_loop.py", "tests/test_loop_with_adapters.py"),
     "engines": (
         "tests/serving/engine/test_engine.py",
         "tests/serving/slots/test_external_vllm.py",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from evals.bench.rigs import postgresql, servers
 from evals.bench.rigs.postgresql import PostgreSQL
@@ -118,9 +119,13 @@ def variables(folder: Path, s3: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, s3: str) -> Iterator[Production]:
-    """Start the servers with empty databases and MLflow's accounts, and end them and what was started at the end."""
-    environment = variables(folder, s3)
+def running(folder: Path, s3: str, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Production]:
+    """Start the servers with empty databases and MLflow's accounts, and end them and what was started at the end.
+
+    Args:
+        more: settings beside these, as environment variables.
+    """
+    environment = variables(folder, s3) | more
     settings = load(DEMO, environment)
     with ExitStack() as exits:
         database = exits.enter_context(postgresql.running(free_ports(1)[0], folder / "postgresql.log", servers.DATABASES))

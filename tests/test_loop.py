@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import httpx
 import pytest
 from pydantic import SecretStr
 
 from evals import developers
-from evals.bench.rigs.servers import ACCOUNTS, DATABASES
+from evals.bench.rigs.servers import ACCOUNTS, DATABASES, Server
 from evals.demo import history
 from evals.demo.orchestration import FlowRun, Orchestration
 from infra import settings as settings_
@@ -40,16 +40,26 @@ def test_the_walked_steps_are_those_of_the_page() -> None:
 
 @pytest.mark.timeout(1500)
 async def test_a_candidate_is_trained_served_promoted_and_rolled_back(servers: Production) -> None:
-    settings = servers.settings
     first = servers.start("engine-0", production.ENGINES[0])
     _verify_bootstrap(servers)
     _verify_databases(servers)
+    await run_the_loop(servers, first, {"engine-1": production.ENGINES[1]})
+
+
+async def run_the_loop(servers: Production, first: Server, second: Mapping[str, str]) -> str:
+    """Train a candidate of what developers type, serve it, promote it, and roll it back; return its version.
+
+    Args:
+        first: the engine that starts.
+        second: the command of the second engine by its name; empty if one engine serves both slots.
+    """
+    settings = servers.settings
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         first.wait()  # its caches save the others a quarter of their work
         worker = f"{production.SHELL} {production.WORKER.replace('NAME', settings.orchestration.work_pool)}"
-        named = {"engine-1": production.ENGINES[1], "serving": production.SERVING, "worker": worker}
+        named = {**second, "serving": production.SERVING, "worker": worker}
         for process in [servers.start(*one) for one in ({"evaluation": production.ENGINES[2]} | named).items()]:
             process.wait()
         store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
@@ -95,6 +105,7 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(servers: P
 
         await _run_flow(prefect, "rollback")
         await _wait_for(lambda: _default_version(settings) == "1", "everyone gets the old champion's completions again")
+        return version
 
 
 def _verify_bootstrap(servers: Production) -> None:

@@ -32,7 +32,7 @@ from infra.storage.store import ObjectStore
 from tasks.evaluation.positions import Code
 
 LATER_PARTS = ("engine-1", "evaluation")
-"""Start beside the first developers: they have no work before there is a candidate."""
+"""Start beside the first developers: they have no work before there is a candidate. One engine of adapters has no second."""
 OUT = Path("var/demo")
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
@@ -95,7 +95,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         typists = replace(people, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
-            state, _ = await asyncio.gather(loop.run(), _start_later_part(view))
+            state, _ = await asyncio.gather(loop.run(), _start_later_parts(settings, view))
             stop.set()
             await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
@@ -135,6 +135,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     )
 
 
-async def _start_later_part(view: View) -> None:
-    """Start the second engine while developers type, and print its lines. Raises StackError where it does not start."""
-    await asyncio.to_thread(control.up, LATER_PARTS, lambda line: view.say(line.strip()))
+async def _start_later_parts(settings: Settings, view: View) -> None:
+    """Start the later parts while developers type, and print their lines. Raises StackError where one does not start."""
+    later = [part for part in LATER_PARTS if part in parts(settings)]
+    await asyncio.to_thread(control.up, later, lambda line: view.say(line.strip()))

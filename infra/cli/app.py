@@ -120,11 +120,11 @@ def use_settings(file: str) -> None:
         os.environ["TABLOOP_SETTINGS"] = os.path.abspath(file) if os.path.exists(file) else file
 
 
-def use_demo_settings() -> None:
-    """Let this process and its children read the settings of simulated developers where no file is given."""
+def use_demo_settings(file: str = "demo.toml") -> None:
+    """Let this process and its children read settings of simulated developers where no file is given."""
     import os
 
-    os.environ.setdefault("TABLOOP_SETTINGS", "demo.toml")
+    os.environ.setdefault("TABLOOP_SETTINGS", file)
 
 
 @app.callback()

@@ -97,11 +97,13 @@ def memory(
 
 @command(PROJECT)
 def merge(
-    base: Annotated[Path, typer.Argument(help="directory of the checkpoint that the adapter was trained on", show_default=False)],
-    adapter: Annotated[Path, typer.Argument(help="directory of the adapter, in peft's files", show_default=False)],
+    version: Annotated[str, typer.Argument(help="number of a version, or directory of an adapter", show_default=False)],
     out: Annotated[Path, typer.Argument(help="directory to write, which is not there yet", show_default=False)],
+    base: Annotated[
+        Path | None, typer.Option(help="checkpoint that the directory's adapter was trained on", show_default=False)
+    ] = None,
 ) -> int:
-    """Merge an adapter into its base: write full weights, in float32."""
+    """Write full weights, in float32: a version's, or a directory's adapter merged with its --base."""
     from infra.model.adapter_files import UnsuitableAdapter
     from infra.model.adapter_files import merge as merge_files
     from infra.model.architectures import UnsupportedCheckpoint
@@ -109,9 +111,30 @@ def merge(
     if out.exists():
         raise errors.Failed(f"{out} is there already, expected a new directory: name another one", errors.WRONG_USE)
     with errors.expected(UnsupportedCheckpoint, UnsuitableAdapter, code=errors.WRONG_USE):
-        merge_files(base, adapter, out)
+        if base:
+            merge_files(base, Path(version), out)
+        else:
+            _write_version(version, out)
     print(f"wrote {out}")
     return errors.DONE
+
+
+def _write_version(version: str, out: Path) -> None:
+    from infra import settings as configuration
+    from infra.cli.loop import number_of
+    from infra.registry.checkpoints import write_whole
+    from infra.registry.client import Registry
+    from infra.storage.store import ObjectStore
+
+    settings = configuration.load()
+    number = number_of(version)
+    if not number.isdecimal():
+        raise errors.Failed(
+            f"{version}: expected the number of a version, as in `tabloop history`, or the directory of an adapter with --base",
+            errors.WRONG_USE,
+        )
+    store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
+    write_whole(store, registry, number, configuration.path(settings.train.folder) / "versions", out)
 
 
 @command(PROJECT)

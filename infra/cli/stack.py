@@ -155,9 +155,12 @@ def demo(
     visits: Annotated[int, typer.Option(help="positions of the closing comparison in later code")] = 4000,
     rate: Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
     concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="versions are adapters of the base, which one engine serves; slower on a CPU")
+    ] = False,
 ) -> int:
     """Run the whole loop with simulated developers and show the model improve."""
-    use_demo_settings()
+    use_demo_settings("demo-adapters.toml" if adapters else "demo.toml")
     from evals.demo.run import Options, run
 
     return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency))

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from infra.model import adapters, architectures, showing
+from infra.model import adapters, architectures, probe, showing
 from infra.model.adapters import UnsuitableAdapter
 from infra.model.architectures import Architecture
 from infra.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
@@ -126,8 +126,9 @@ def complete(base: Path, adapter: Path, out: Path) -> None:
         As `merge`.
     """
     own = [file for file in sorted(adapter.iterdir()) if file.is_file()]
+    of_adapter = (adapters.CONFIG_NAME, adapters.WEIGHTS_NAME, adapters.BASE_NAME, probe.FILE)
     for file in own:
-        if file.name not in (adapters.CONFIG_NAME, adapters.WEIGHTS_NAME, adapters.BASE_NAME):
+        if file.name not in of_adapter:
             shutil.copyfile(file, out / file.name)  # first: the base's file of that name is another version's
     _write_merged(base, adapter, out)
     if not (adapter / showing.FILE).exists():

@@ -39,6 +39,22 @@ def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) ->
     return _download(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
 
 
+def write_whole(store: ObjectStore, registry: Registry, version: str, folder: Path, out: Path) -> None:
+    """Write a version's whole checkpoint to a new directory, in float32 where it is stored as an adapter.
+
+    Args:
+        folder: folder of the downloads, as of `fetch`.
+
+    Raises:
+        As `fetch`.
+    """
+    from infra.model.stored_tensors import written  # imports torch
+
+    found = fetch(store, registry, version, folder)
+    with written(out) as partial:
+        shutil.copytree(found, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(adapters.FOLDER, CHECKSUMS))
+
+
 def fetch_base(store: ObjectStore, adapter: Path, folder: Path) -> Path:
     """Return the directory of the checkpoint that an adapter belongs to; download it if necessary.
 

@@ -28,6 +28,7 @@ from infra.settings.schema import Settings
 from infra.settings.section import Section
 from infra.settings.sources import (
     DEMO,
+    DEMO_ADAPTERS,
     FILE_VARIABLE,
     LOOPBACK,
     PREFIX,

@@ -17,7 +17,9 @@ from infra.settings.schema import Settings, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = Path(__file__).parent
-TEAM, DEMO, WORKSTATION, PRODUCTION = (SHIPPED / f"{name}.toml" for name in ("team", "demo", "workstation", "production"))
+TEAM, DEMO, DEMO_ADAPTERS, WORKSTATION, PRODUCTION = (
+    SHIPPED / f"{name}.toml" for name in ("team", "demo", "demo-adapters", "workstation", "production")
+)
 PREFIX = "TABLOOP_"
 FILE_VARIABLE, STATE_VARIABLE = f"{PREFIX}SETTINGS", f"{PREFIX}STACK__STATE"
 SECRETS_NAME, TOKENS_NAME = "secrets.toml", "tokens.toml"

@@ -24,6 +24,9 @@ class Recipe(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass computes again, and does not keep. selective: those of the MLPs. full: those of all
     layers but the last, whose positions are selected; a third more computation. `tabloop memory` proposes one."""
+    share_of_time: float = Field(1.0, gt=0, le=1)
+    """Largest share of the time in which each trainer process computes: it pauses after each micro-batch, for an engine on the
+    same GPU. On a CPU the trainer's processes have a lower priority as it is."""
     precision: Literal["float32", "bfloat16", "fastest"] = "float32"
     """Data type of the matrix products; the master weights are float32. fastest: bfloat16 on GPUs and on CPUs that compute it
     faster (Intel's with AMX, AMD's with AVX512-BF16), float32 elsewhere."""
@@ -83,8 +86,8 @@ class Recipe(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are clipped."""
     keep_optimizer: bool = False
-    """Keep Adam's state, twice the size of the weights, in the object store with each candidate; the update of a child version
-    continues from it. Off: every update starts with a new optimizer."""
+    """Keep Adam's state, twice the size of what is trained, in the object store with each candidate; the update of a child
+    version continues from it. Off: every update starts with a new optimizer."""
     megatron_arguments: dict[str, Any] = Field(default={})
     """Arguments of Megatron-core, passed through verbatim to its TransformerConfig and OptimizerConfig (names as there). Names
     that the trainer must set itself are refused."""
@@ -100,15 +103,6 @@ class Recipe(Section):
             raise ValueError(
                 f'recompute = "full", expected "none" or "selective" with frozen_layers = {self.frozen_layers}: the first '
                 "trained layer would get no gradient; frozen layers keep no activations as it is"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _adapter_keeps_no_state(self) -> Self:
-        if self.adapter_rank and self.keep_optimizer:
-            raise ValueError(
-                f"keep_optimizer = true, expected false with adapter_rank = {self.adapter_rank}: Adam's state of an adapter is "
-                "not kept, and a cycle whose parent has weights of its own begins a new one; remove one of them"
             )
         return self
 

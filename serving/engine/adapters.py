@@ -18,7 +18,7 @@ import torch
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from infra.model import adapters, architectures
+from infra.model import adapters, architectures, probe
 from infra.model.adapter_files import read_adapter, weights_sha256, write_adapter
 from infra.model.adapters import UnsuitableAdapter
 from infra.model.architectures import UnsupportedCheckpoint
@@ -119,7 +119,7 @@ class AdapterEngine:
             is_base = await asyncio.to_thread(self._checked, Path(path), version)
             checked = time.perf_counter()
             going = version if held else self._longest_unused(version)
-            request = self._held[self._version].request if is_base else await self._added(version, Path(path))
+            request = self._held[self._version].request if is_base else await self._proven(version, Path(path))
             gone = self._held.pop(going, None)
             self._held[version] = Held(request, files, used=time.monotonic())
             if gone:
@@ -154,6 +154,34 @@ class AdapterEngine:
             await self._llm.add_lora(request)
         except Exception as error:  # vLLM's errors share no class
             raise SwapRefused(f"version {version}: vLLM does not load {path}: {type(error).__name__}: {error}") from error
+        return request
+
+    async def _proven(self, version: str, path: Path) -> LoRARequest:
+        """Load an adapter that gives the trainer's log-probabilities. Raises SwapRefused, with nothing loaded."""
+        try:
+            probed = probe.read(path)
+        except UnsuitableAdapter as error:
+            raise SwapRefused(f"version {version}: {error}") from error
+        request = await self._added(version, path)
+        if not probed:
+            return request
+        rows = [[*prompt, *tokens] for prompt, tokens in zip(probed.prompts, probed.tokens, strict=True)]
+        batch = Batch(version, rows, [0] * len(rows), scored=[*map(len, probed.tokens)])
+        found: dict[int, tuple[float, ...]] = {}
+        try:
+            async with aclosing(run_batch(self._llm, batch, lambda: version, request)) as results:
+                async for result in results:
+                    found[result.row] = result.logprobs
+            difference = probed.difference([found[row] for row in range(len(rows))])
+            if not difference <= probe.MOST:  # also where it is not a number
+                raise SwapRefused(
+                    f"version {version}: the engine's log-probabilities of {probe.FILE} differ from the trainer's by "
+                    f"{difference:.3g} nats a token, expected at most {probe.MOST:g}: it would serve other weights than were "
+                    "trained; compare serving.engine_arguments.dtype with train.precision, and vLLM's release with the pinned one"
+                )
+        except BaseException:
+            await self._llm.remove_lora(request.lora_int_id)
+            raise
         return request
 
     async def _drop(self, gone: Held) -> None:

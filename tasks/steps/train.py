@@ -74,18 +74,22 @@ def weight_shares_of(manifest: Manifest, settings: Collect) -> dict[str, float]:
 def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:
     """Return the champion's checkpoint, the parent's optimizer state and its adapter, where the training settings ask for them.
 
+    A new adapter, and whole weights after an adapter, begin with a new optimizer: the parent's state is that of other tensors.
+
     Raises:
         UnsuitableAdapter: the parent's adapter has another rank, or other layers, than the settings ask for.
     """
     to_champion = wanted.kl_weight > 0 and wanted.kl_reference == "champion"
-    base, adapter = (wanted.adapter_rank and context.adapter(manifest.parent)) or (None, None)
+    of_parent = context.adapter(manifest.parent) if wanted.adapter_rank or wanted.keep_optimizer else None
+    base, adapter = (wanted.adapter_rank and of_parent) or (None, None)
     if adapter:
         adapters.check_continues(adapter, wanted.adapter_rank, wanted.frozen_layers, manifest.parent)
+    continues = bool(of_parent) == bool(wanted.adapter_rank)
     return UpdateInputs(
         base=base,
         adapter=adapter,
         reference=context.checkpoint(manifest.champion) if to_champion else None,
-        optimizer=context.optimizer(manifest.parent) if wanted.keep_optimizer else None,
+        optimizer=context.optimizer(manifest.parent) if wanted.keep_optimizer and continues else None,
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from evals.docs import settings_page
 from infra import settings as settings_
-from infra.settings import DEMO, PRODUCTION, ROOT, TEAM, WORKSTATION, Settings, SettingsError, load
+from infra.settings import DEMO, DEMO_ADAPTERS, PRODUCTION, ROOT, TEAM, WORKSTATION, Settings, SettingsError, load
 from infra.settings.in_force import EFFECTS, description, in_force
 
 MOST_SETTINGS = 220
@@ -33,7 +33,7 @@ def test_every_shipped_file_parses(file: Path) -> None:
 
 
 def test_the_files_of_teams_demo_workstation_and_production_are_shipped() -> None:
-    assert {TEAM, DEMO, WORKSTATION, PRODUCTION} == set(SHIPPED)
+    assert {TEAM, DEMO, DEMO_ADAPTERS, WORKSTATION, PRODUCTION} == set(SHIPPED)
 
 
 def test_prefect_yaml_parses_and_its_entry_points_exist() -> None:
@@ -55,7 +55,7 @@ def test_production_uses_aws_without_keys_and_a_model_as_judge() -> None:
 
 def test_only_the_stack_of_one_machine_is_in_experiments_by_default() -> None:
     experiments = {file: load(file, {"TABLOOP_STACK__STATE": "/nowhere"}).serving.terms.experiments for file in SHIPPED}
-    assert experiments == {TEAM: True, DEMO: True, WORKSTATION: True, PRODUCTION: False}
+    assert experiments == {TEAM: True, DEMO: True, DEMO_ADAPTERS: True, WORKSTATION: True, PRODUCTION: False}
 
 
 def test_the_settings_of_a_team_are_for_people() -> None:

@@ -18,10 +18,13 @@ from megatron.core.transformer.module import Float16Module
 
 from infra.model.adapter_files import merged, read_adapter, write_adapter
 from infra.model.architectures import parse
+from infra.model.probe import FILE as PROBE
+from infra.model.probe import Probe
 from infra.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 from tasks.trainer.model.adapter import NewAdapter, attach
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
 from tasks.trainer.model.convert import freeze, gather_on_rank_0, load_weights, trained_master
+from tasks.trainer.model.pace import Pace
 from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.rounding import FLOAT32_MANTISSA, round_mantissa
@@ -61,6 +64,7 @@ class TrainedModel:
         optimization: Optimization,
         megatron_arguments: Mapping[str, Any] = MappingProxyType({}),
         recompute: Recompute = "none",
+        share_of_time: float = 1.0,
     ) -> None:
         """Build the model with random weights.
 
@@ -68,6 +72,7 @@ class TrainedModel:
             config: Hugging Face's config.json.
             megatron_arguments: more arguments of Megatron's TransformerConfig and OptimizerConfig.
             recompute: activations that the backward pass recomputes.
+            share_of_time: most of the time that passes over micro-batches may compute, above 0 and at most 1.
 
         Raises:
             UnsupportedCheckpoint: the trainer lacks the configuration's layers.
@@ -95,6 +100,7 @@ class TrainedModel:
         self.config.finalize_model_grads_func = finalize_model_grads
         self._optimization = optimization
         self._megatron_arguments = megatron_arguments
+        self._pace = Pace(share_of_time)
         self._loaded: Path | None = None
         self.optimizer: Any = None
 
@@ -162,7 +168,7 @@ class TrainedModel:
         """
         return get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(batches),
+            data_iterator=self._pace.paced(batches),
             model=self.megatron,
             num_microbatches=len(batches),
             micro_batch_size=shape[0],
@@ -242,12 +248,14 @@ class TrainedModel:
         with written(directory) as partial:
             write_checkpoint(partial, weights, self.hf_config, dtype, extras)
 
-    def save_adapter(self, directory: Path) -> None:
-        """Write the adapter alone, atomically, in the files of `peft`; every rank calls it."""
+    def save_adapter(self, directory: Path, probe: Probe | None = None) -> None:
+        """Write the adapter alone, atomically, in the files of `peft`, and its probe; every rank calls it."""
         options, tensors = self._optimization, self._adapter()
         if dist.get_rank() == 0:
             with written(directory) as partial:
                 write_adapter(partial, tensors, self.architecture, options.adapter_rank, options.frozen_layers, self._base())
+                if probe:
+                    (partial / PROBE).write_text(probe.model_dump_json())
 
     def _adapter(self) -> dict[str, torch.Tensor]:
         """Return the adapter's tensors on rank 0."""

@@ -55,6 +55,7 @@ from tasks.trainer.update.logprobs import (
     shape_of,
 )
 from tasks.trainer.update.losses import objective
+from tasks.trainer.update.probing import probed
 from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_written_text, without
 
 AGREEMENT_SAMPLES = 64
@@ -291,7 +292,7 @@ def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
         distributed=job.distributed_optimizer,
     )
     parallel = Parallel(job.tensor_parallel, job.pipeline_parallel, job.sequence_parallel)
-    model = TrainedModel(config, parallel, optimization, job.megatron_arguments, job.recompute)
+    model = TrainedModel(config, parallel, optimization, job.megatron_arguments, job.recompute, job.share_of_time)
     model.make_optimizer()
     load_parent(model, job)
     if job.optimizer:
@@ -329,7 +330,7 @@ def run(job: Job) -> Metrics:
     if job.keep_optimizer:
         optimizer_state.save(model, job.output / OPTIMIZER_NAME)
     if job.adapter_rank:
-        model.save_adapter(job.output / ADAPTER_NAME)
+        model.save_adapter(job.output / ADAPTER_NAME, probed(model, job))
     model.save(job.output / CHECKPOINT_NAME, torch.float32, job.checkpoint, scale.factor, job.stored_mantissa)
     clock.append(("end", time.monotonic()))
 

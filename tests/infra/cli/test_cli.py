@@ -126,10 +126,11 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{"recompute": ("a-test",), "export": ("a-test",), "requests": ("--user", "ada"), "compare": ("1", "2")},
     **{"evaluate": ("infra/base_model",), "settings explain": ("serving.port",), "invite": ("ada",), "learn": (".",)},
     "study repositories": (".",),
+    "merge": ("1", "merged"),
     "capacity": ("--requests", "1000/day"),
 }
 """The arguments that a command cannot do without."""
-READ_NO_SETTINGS = ("version", "token", "memory", "merge", "base train", "base tune", "study judged")
+READ_NO_SETTINGS = ("version", "token", "memory", "base train", "base tune", "study judged")
 """Commands without settings; a study of judges reads those of another section too, and tunes only a base model that exists."""
 
 
@@ -153,7 +154,7 @@ def test_a_misspelt_setting_is_named_with_the_right_one_by_every_command(
 
 OFFLINE = (
     *("history", "promote", "rollback", "reject", "explain", "plan", "requests", "forget", "loop pause", "loop resume", "cycle"),
-    *("retention", "compaction", "recompute", "export", "bootstrap"),
+    *("retention", "compaction", "recompute", "export", "bootstrap", "merge"),
 )
 """Commands that ask a server; `status` and `try` say in their own words that it does not answer."""
 

@@ -142,7 +142,7 @@ def test_the_command_refuses_a_damaged_or_foreign_adapter_by_name(
 ) -> None:
     base, adapter = written(tmp_path, tiny())
     damage(base, adapter)
-    assert cli.main(["merge", str(base), str(adapter), str(tmp_path / "merged")]) == 2
+    assert cli.main(["merge", str(adapter), str(tmp_path / "merged"), "--base", str(base)]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "merged").exists()
     with pytest.raises(UnsuitableAdapter):
@@ -151,10 +151,12 @@ def test_the_command_refuses_a_damaged_or_foreign_adapter_by_name(
 
 def test_the_command_writes_a_checkpoint_and_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, adapter = written(tmp_path, tiny())
-    command = ["merge", str(base), str(adapter), str(tmp_path / "merged")]
+    command = ["merge", str(adapter), str(tmp_path / "merged"), "--base", str(base)]
     assert cli.main(command) == 0
     architectures.check(tmp_path / "merged")
     assert cli.main(command) == 2
     assert "is there already" in capsys.readouterr().err
-    assert cli.main(["merge", str(tmp_path), str(adapter), str(tmp_path / "other")]) == 2
+    assert cli.main(["merge", str(adapter), str(tmp_path / "other"), "--base", str(tmp_path)]) == 2
     assert "config.json cannot be read" in capsys.readouterr().err
+    assert cli.main(["merge", str(adapter), str(tmp_path / "other")]) == 2
+    assert "the directory of an adapter with --base" in capsys.readouterr().err

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from infra.model import adapters, architectures
+from infra.model import adapters, architectures, probe
 from infra.model.adapter_files import merge, write_adapter
 from infra.model.batches import Batch
+from infra.model.probe import Probe
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Serving
 from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
@@ -215,6 +216,30 @@ async def test_what_is_no_adapter_of_the_base_is_refused_by_name_and_the_others_
             await slot.swap(str(path), "9")
         assert (await slot.health()).version == "11"
         assert_sampled_by(world, "11", await sample(slot, "11", 4))
+
+
+async def test_an_adapter_is_served_only_if_the_engine_computes_what_the_trainer_did(
+    world: World, slots: tuple[AdapterClient, AdapterClient], tmp_path: Path
+) -> None:
+    slot, path = slots[0], world.adapter("60")
+    await slot.swap(str(world.adapter("11")), "11")
+    rows = probe.rows(architectures.check(world.base).vocabulary)
+    exact = [tuple(tiny_models.logprobs(world.whole["60"], list(p), list(t), 1.0)) for p, t in rows]
+    prompts, tokens = zip(*rows, strict=True)
+    true = Probe(prompts=prompts, tokens=tokens, logprobs=tuple(exact))
+    off = true.model_copy(update={"logprobs": tuple(tuple(value - 0.2 for value in row) for row in exact)})
+    for body, reason in (
+        (off.model_dump_json(), r"log-probabilities of probe\.json differ from the trainer's by 0\.2 nats a token"),
+        ('{"prompts": []}', r"probe\.json: cannot be read"),
+    ):
+        (path / probe.FILE).write_text(body)
+        with pytest.raises(SwapRefused, match=reason):
+            await slot.swap(str(path), "60")
+        assert (await slot.health()).version == "11"
+        assert_sampled_by(world, "11", await sample(slot, "11", 4))
+    (path / probe.FILE).write_text(true.model_dump_json())
+    await slot.swap(str(path), "60")
+    assert_sampled_by(world, "60", await sample(slot, "60"))
 
 
 def test_the_evaluation_cannot_share_such_an_engine() -> None:

@@ -21,12 +21,13 @@ from tasks.trainer.job import Job
 from tasks.trainer.model.convert import full_weights, load_weights
 from tasks.trainer.model.process_group import Parallel, parallel_state
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
-from tasks.trainer.update import ppo
-from tasks.trainer.update.batches import FixedPolicies, context_positions, micro_batches
+from tasks.trainer.update import optimizer_state, ppo
+from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, context_positions, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs
 from tests.tasks.trainer.models import OLDER, reference_loss, samples, synthetic_reference
 from tests.tasks.trainer.parity import gap_to, main_gradient, once
+from tests.tasks.trainer.state import FIRST, SECOND, largest_difference
 from tests.tasks.trainer.trained_models import JOB, Variant
 
 RANK = 4
@@ -128,6 +129,29 @@ def check_bf16(directory: Path, model: PreTrainedModel) -> dict[str, float]:
         "masters": sum(hasattr(p, "main_param") and not p.requires_grad for p in trained.megatron.parameters()),
         **saved(trained, directory, tensors),
     }
+
+
+def check_resumed(directory: Path, model: PreTrainedModel, variant: Variant) -> dict[str, float]:
+    """Compare two updates of an adapter with and without a break between them; as `state.check_resumed`."""
+    rows, folder = samples(model, drift=0.0), directory.with_name(f"{directory.name}, resumed adapter of {dist.get_world_size()}")
+
+    def second(trained: TrainedModel) -> Tensors:
+        ppo.update(trained, rows, SECOND, NO_POLICIES, LogitScale(0.0))
+        return {name: tensor for name, tensor in full_weights(trained.megatron) if ".lora_" in name}
+
+    straight = adapted(directory, variant)
+    ppo.update(straight, rows, FIRST, NO_POLICIES, LogitScale(0.0))
+    straight.save_adapter(folder / "adapter")
+    optimizer_state.save(straight, folder / "optimizer")
+    dist.barrier()
+    wanted, apart = second(straight), {}
+    for name in ("resumed", "without"):
+        resumed = adapted(directory, variant)
+        resumed.load(directory, folder / "adapter")
+        if name == "resumed":
+            optimizer_state.load(resumed, folder / "optimizer")
+        apart[name] = largest_difference(wanted, second(resumed))
+    return apart | {"tensors": len(wanted)}
 
 
 def saved(trained: TrainedModel, directory: Path, after: Tensors) -> dict[str, float]:

@@ -94,6 +94,7 @@ def in_layouts(models: Models, work: Path) -> dict[str, Any]:
             continue
         answers[name] = in_layout(directory, model, parallel, work / "states" / name, name in SHARING)
         answers[name]["adapter"] = adapters.check_adapter(directory, model, Variant(parallel, name in SHARING))
+        answers[name]["resumed adapter"] = adapters.check_resumed(directory, model, Variant(parallel, name in SHARING))
         answers[name]["others"] = {
             other: parity.check_parity(work / other, models[other], Variant(parallel))
             | ({"adapter": adapters.check_adapter(work / other, models[other], Variant(parallel))} if name == "one" else {})

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.model import architectures
+from infra.model import architectures, probe
 from infra.model.adapter_files import merge
 from infra.model.stored_tensors import WEIGHTS
+from tests.serving import tiny_models
 from tests.tasks.trainer.processes import LAYOUTS
 
 pytestmark = pytest.mark.stack
@@ -29,6 +30,13 @@ def assert_equals_peft(values: dict, tensors: int = 28) -> None:
 @LAYOUTS
 def test_an_adapter_agrees_with_peft(answers, layout):
     assert_equals_peft(answers[layout]["adapter"])
+
+
+@pytest.mark.parametrize("layout", ["one", "data", "tensor", "pipeline", "distributed"])
+def test_an_update_of_an_adapter_continues_from_the_optimizers_state_bit_for_bit(answers, layout):
+    values = answers[layout]["resumed adapter"]
+    assert values["resumed"] == 0 and values["without"] > 1e-5
+    assert values["tensors"] == 28
 
 
 @pytest.mark.parametrize("layout", ["distributed", "tensor and pipeline"])
@@ -71,6 +79,16 @@ def test_an_update_with_an_adapter_that_is_run_again_ends_in_the_same_bytes(answ
         first["files"]
     )
     assert first["samples"] == 12 and all(norm > 0 for norm in first["norms"])
+
+
+def test_the_probe_of_an_adapter_has_the_log_probabilities_of_the_candidate(answers, work: Path):
+    probed = probe.read(work / "adapter 1/adapter")
+    assert probed and len(probed.tokens) == probe.ROWS
+    exact = [
+        tuple(tiny_models.logprobs(work / "adapter 1/checkpoint", list(prompt), list(tokens), 1.0))
+        for prompt, tokens in zip(probed.prompts, probed.tokens, strict=True)
+    ]
+    assert probed.difference(exact) < 1e-5
 
 
 def test_the_candidate_of_an_adapter_is_a_checkpoint_as_any_other(answers, work: Path, tmp_path: Path):

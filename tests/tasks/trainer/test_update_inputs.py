@@ -11,7 +11,7 @@ from infra.model.adapter_files import merge, write_adapter
 from infra.model.adapters import UnsuitableAdapter
 from infra.model.stored_tensors import WEIGHTS
 from infra.records import Manifest, ObjectReference
-from infra.registry.checkpoints import fetch_optimizer, optimizer_prefix
+from infra.registry.checkpoints import fetch_optimizer, optimizer_prefix, write_whole
 from infra.settings import Settings
 from infra.settings.training import Train
 from serving.engine.checkpoints import Checkpoints
@@ -112,6 +112,17 @@ def test_a_version_is_an_adapter_of_its_base_which_the_next_update_trains_on(cha
     assert update_inputs(chain.context, Train(adapter_rank=2), manifest("4", "1")) == UpdateInputs(), "a new adapter"
 
 
+@pytest.mark.parametrize(("parent", "rank", "continues"), [("2", 2, True), ("2", 0, False), ("1", 2, False), ("1", 0, True)])
+def test_an_optimizers_state_goes_on_only_with_the_tensors_that_it_is_of(
+    chain: Chain, parent: str, rank: int, continues: bool
+) -> None:
+    chain.registered(2, "1")
+    source = chain.registry.client.version(parent).source
+    chain.store.put_directory(optimizer_prefix(source), folder_of(chain.folder / "state", "steps.json", "{}"))
+    found = update_inputs(chain.context, Train(adapter_rank=rank, keep_optimizer=True), manifest("3", parent))
+    assert bool(found.optimizer) == continues
+
+
 @pytest.mark.parametrize(
     ("wanted", "reason"),
     [
@@ -165,6 +176,17 @@ def test_an_engine_without_adapters_merges_a_version_once(chain: Chain) -> None:
     merged.loaded(version, path)
     assert merged.last(0) == (path, version)
     assert adapters.is_adapter(as_adapter.fetch(version, source).path)
+
+
+def test_a_versions_whole_weights_are_written_for_people(chain: Chain) -> None:
+    version = chain.registered(2, "1")
+    for number, weights in ((version, chain.folder / "candidate-2/checkpoint"), ("1", chain.context.checkpoint("1"))):
+        out = chain.folder / f"out-{number}"
+        write_whole(chain.store, chain.registry.client, number, chain.folder / "cycles/versions", out)
+        found, expected = (load_file(folder / WEIGHTS) for folder in (out, weights))
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+        assert not any(path.is_dir() for path in out.iterdir()), "nothing but a checkpoint"
+        architectures.check(out)
 
 
 def test_the_kl_reference_is_the_champion_where_the_settings_say_so(

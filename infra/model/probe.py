@@ -1,0 +1,60 @@
+"""A few rows of tokens with the trainer's log-probabilities, which travel with an adapter: an engine that computes others would
+serve other weights than were trained, and refuses the version.
+"""
+
+import random
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError, model_validator
+
+from infra.model.adapters import UnsuitableAdapter
+from infra.records import Record
+
+FILE = "probe.json"
+"""Name of the file in an adapter's folder."""
+ROWS, PROMPT, SCORED = 4, 24, 8
+MOST = 0.1
+"""Largest mean difference of engine and trainer, in nats a token: that of train's `max_logprob_gap`. Float32 differs by 1e-5."""
+
+
+class Probe(Record):
+    """Rows of random tokens, and the log-probabilities of their last ones."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
+    """The scored tokens after each prompt."""
+    logprobs: tuple[tuple[float, ...], ...]
+    """Of each scored token, at temperature 1."""
+
+    @model_validator(mode="after")
+    def _one_for_each_token(self) -> Self:
+        lengths = [[*map(len, rows)] for rows in (self.tokens, self.logprobs)]
+        if lengths[0] != lengths[1] or len(self.prompts) != len(self.tokens) or not all(self.prompts) or not all(self.tokens):
+            raise ValueError("expected a prompt for each row of tokens, and a log-probability for each token")
+        return self
+
+    def difference(self, logprobs: list[tuple[float, ...]]) -> float:
+        """Return the mean absolute difference to an engine's log-probabilities of the same tokens, in nats."""
+        pairs = [pair for row, other in zip(self.logprobs, logprobs, strict=True) for pair in zip(row, other, strict=True)]
+        return sum(abs(a - b) for a, b in pairs) / len(pairs)
+
+
+def rows(vocabulary: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return prompts and the tokens after them, the same for each vocabulary of this size."""
+    draw = random.Random(0)
+    return [
+        (tuple(draw.randrange(vocabulary) for _ in range(PROMPT)), tuple(draw.randrange(vocabulary) for _ in range(SCORED)))
+        for _ in range(ROWS)
+    ]
+
+
+def read(directory: Path) -> Probe | None:
+    """Return an adapter's probe; None where it has none, as one that the trainer did not write. Raises UnsuitableAdapter."""
+    file = directory / FILE
+    try:
+        return Probe.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise UnsuitableAdapter(f"{file}: cannot be read ({type(error).__name__}); register the version again") from None
