@@ -60,9 +60,14 @@ def write(report: Report, directory: Path) -> None:
 def links(settings: Settings, report: Report) -> dict[str, str]:
     """Return fresh links that log one browser in, to the pages of the demo: the champion in MLflow, the runs in Prefect, and the
     status page."""
-    model = f"/#/models/{settings.registry.model}/versions/{report.champion_version}"
+    model = model_path(settings.registry.model, report.champion_version)
     found = addresses.login_links(settings, {"mlflow": model, "prefect": "/runs"})
     return {name: found[part] for name, part in (("status page", "serving"), ("MLflow", "mlflow"), ("Prefect", "prefect"))}
+
+
+def model_path(model: str, version: str) -> str:
+    """Return the path of a version's page in MLflow, in its mode of models: its own default is the mode of prompts and traces."""
+    return f"/#/models/{model}/versions/{version}?workflowType=machine_learning"
 
 
 def page(report: Report) -> str:

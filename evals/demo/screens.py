@@ -19,6 +19,7 @@ from rich.console import Console
 from evals.demo import browser
 from evals.demo import report as report_
 from evals.demo.browser import Tab
+from evals.demo.page import model_path
 from evals.demo.record import Report
 from infra import settings as configuration
 from infra.settings import Settings
@@ -58,7 +59,7 @@ def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[S
         Screen("terminal", terminal.as_uri(), "document.querySelector('svg') !== null"),
         Screen("report", (configuration.ROOT / DEMO / "report.html").as_uri(), f"{text}('demo report')"),
         Screen("status", f"{_origin(links['serving'])}/", "document.querySelector('#test') !== null", links["serving"]),
-        Screen("mlflow", f"{mlflow}/#/models/{model}/versions/{version}", f"{text}('Version {version}')", links["mlflow"]),
+        Screen("mlflow", f"{mlflow}{model_path(model, version)}", f"{text}('Version {version}')", links["mlflow"]),
         Screen("prefect", f"{prefect}/runs/flow-run/{run}", f"{text}('Logs')", links["prefect"]),
     ]
 

@@ -119,12 +119,18 @@ def _test(status: Mapping[str, Any], progress: Progress | None, now: float) -> S
     )
 
 
+def _words_of(slot: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a slot's role, its version where its state does not name it, and its state."""
+    yield slot["role"]
+    if (version := slot["version"]) and (named := f"version {version}") not in slot["state"]:
+        yield named
+    yield slot["state"]
+
+
 def engines(slots: Sequence[Mapping[str, Any]]) -> Sign:
     """Return which engines are up; the champion's must be."""
     up = [slot for slot in slots if slot["up"]]
-    words = "; ".join(
-        f"slot {s['slot']}: {s['role']}{f', version {v}' if (v := s['version']) else ''}, {s['state']}" for s in slots
-    )
+    words = "; ".join(f"slot {slot['slot']}: {', '.join(_words_of(slot))}" for slot in slots)
     serves = any(slot["role"] == "champion" for slot in up)
     return Sign("engines", f"{len(up)} of {len(slots)} up: {words}", serves)
 

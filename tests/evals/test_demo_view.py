@@ -103,7 +103,7 @@ LINKS = {
     name: f"http://127.0.0.1:{port}/?login#1795603417.{'0' * 16}.{'f' * 64}{page}"
     for name, port, page in (
         ("status page", 8081, ""),
-        ("MLflow", 5000, "/#/models/tabloop/versions/12"),
+        ("MLflow", 5000, "/#/models/tabloop/versions/12?workflowType=machine_learning"),
         ("Prefect", 4200, "/runs"),
     )
 }

@@ -19,7 +19,8 @@ def test_the_five_screens_are_those_of_the_champion_and_of_the_newest_run(tmp_pa
     found = screens.screens(load(), report(), "a-run", tmp_path)
     assert [screen.name for screen in found] == ["terminal", "report", "status", "mlflow", "prefect"]
     urls = {screen.name: screen.url for screen in found}
-    assert urls["mlflow"].endswith("/#/models/tabloop/versions/3") and urls["prefect"].endswith("/runs/flow-run/a-run")
+    assert urls["mlflow"].endswith("/#/models/tabloop/versions/3?workflowType=machine_learning")
+    assert urls["prefect"].endswith("/runs/flow-run/a-run")
 
 
 def test_a_picture_of_the_terminal_and_of_the_report_is_taken_without_a_network(tmp_path: Path) -> None:

@@ -109,9 +109,10 @@ async def test_a_running_cycle_has_its_stage_with_the_trainers_steps(house: Hous
 @pytest.mark.parametrize(("up", "well"), [((True, True), True), ((True, False), True), ((False, True), False)])
 def test_the_engine_of_the_champion_must_be_up(up: tuple[bool, bool], well: bool) -> None:
     roles = ("champion", "challenger")
+    states = [f"version {slot + 1}" if up[slot] else "down" for slot in (0, 1)]
     slots = [
-        {"slot": slot, "role": roles[slot], "version": str(slot + 1), "state": "ready" if up[slot] else "down", "up": up[slot]}
-        for slot in (0, 1)
+        {"slot": slot, "role": roles[slot], "version": str(slot + 1), "state": states[slot], "up": up[slot]} for slot in (0, 1)
     ]
     sign = engines(slots)
-    assert sign.ok is well and sign.text.startswith(f"{sum(up)} of 2 up: slot 0: champion, version 1, ")
+    assert sign.ok is well and sign.text.startswith(f"{sum(up)} of 2 up: slot 0: champion, version 1")
+    assert sign.text.count("version 1") == sign.text.count("version 2") == 1
