@@ -289,7 +289,8 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
             outcome: str = {"thumbs_down": "rejected"}.get(best.outcome, best.outcome)
             if outcome == "retained":
                 # Texts are shorter than the shortest run that counts, so the text is retained as a whole or not at all.
-                outcome = "accepted" if (event.shown or chosen.text) in best.retained else "partially_accepted"
+                text = event.shown or chosen.text  # of a blank one nothing stays
+                outcome = "accepted" if text.strip() and text in best.retained else "partially_accepted"
             judged[chosen.id].append((RANK[best.outcome], cached, outcome))
     result: dict[str, tuple[str | None, bool]] = {}
     for name, matches in judged.items():
