@@ -280,7 +280,8 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
             )
             in_time = -1 <= first - c.time <= SECONDS
             by_id = bool(named) and c.id == named[0] and c.user == event.user
-            is_prefix = not event.prefix and c.text.startswith(event.shown)
+            starts = (c.text, c.text.lstrip())  # editors remove blanks at the start
+            is_prefix = not event.prefix and any(start.startswith(event.shown) for start in starts)
             if (by_id and (same or is_prefix)) if named else (same and in_time):
                 candidates.append(c)
         if candidates:
