@@ -110,6 +110,9 @@ def clients(settings: Settings) -> dict[str, str]:
         variables["PREFECT_API_AUTH_STRING"] = auth
         # Prefect's client sends the string in the first message of a WebSocket; the authentication proxy asks for it before.
         variables["PREFECT_CLIENT_CUSTOM_HEADERS"] = json.dumps({"Authorization": basic(auth)})
+    if settings.orchestration.work_pool_type == "kubernetes":
+        # A worker then passes these in a Secret of each Job; else they stand in the Job's manifest.
+        variables["PREFECT_INTEGRATIONS_KUBERNETES_WORKER_STORE_ENV_AS_SECRET"] = "true"
     return variables | mlflow_variables(registry)
 
 

@@ -2,12 +2,17 @@
 
 import asyncio
 import math
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
+import dns.message
+import dns.rdatatype
+import dns.rrset
 import pytest
 from aiohttp import web
 
@@ -141,9 +146,10 @@ def test_a_server_that_does_not_end_is_killed_with_its_children(tmp_path: Path) 
 class Replica:
     """A stand-in for a replica of the app: it shows on both ports whether it is ready, and answers with its number."""
 
-    def __init__(self, number: int, ports: tuple[int, int]) -> None:
+    def __init__(self, number: int, ports: tuple[int, int], host: str = "127.0.0.1") -> None:
         self.number = number
         self.ports = ports
+        self.host = host
         self.ready = True
         self._runners: list[web.AppRunner] = []
 
@@ -154,7 +160,7 @@ class Replica:
             app.router.add_post("/{path:.*}", self._answer)
             runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", port).start()
+            await web.TCPSite(runner, self.host, port).start()
             self._runners.append(runner)
 
     async def stop(self) -> None:
@@ -244,3 +250,88 @@ async def test_the_documented_balancer_keeps_developers_at_a_replica_and_fails_n
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+class Names(asyncio.DatagramProtocol):
+    """A DNS server with one name, whose addresses change."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, address: tuple[str | Any, int]) -> None:
+        query = dns.message.from_wire(data)
+        answer, asked = dns.message.make_response(query), query.question[0]
+        if asked.rdtype == dns.rdatatype.A and self.addresses:
+            answer.answer.append(dns.rrset.from_text(asked.name, 1, "IN", "A", *self.addresses))
+        self._transport.sendto(answer.to_wire(), address)
+
+
+def by_name(page: str, ports: tuple[int, int], of_replicas: tuple[int, int], nameserver: int) -> str:
+    """Return the page's configuration of replicas that come and go, with ports and a DNS server of this machine."""
+    fixed, named = re.findall(r"^```haproxy\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    resolvers, _, template = named.partition("backend completions")
+    (line,) = re.findall(r"^ +server-template .*$", template, re.MULTILINE)
+    sides = [line.replace(":8081 ", f":{port} ") for port in of_replicas]
+    text = re.sub(r"(?:^ +server replica-.*\n)+", lambda _: f"{sides.pop(0)}\n", fixed, flags=re.MULTILINE)
+    assert not sides, "the page has two backends"
+    text += resolvers.replace("parse-resolv-conf  ", f"nameserver cluster 127.0.0.1:{nameserver}  ")
+    for documented, port in zip(("8081", "8082"), ports, strict=True):
+        text = text.replace(f"bind :{documented}", f"bind 127.0.0.1:{port}")
+    return text
+
+
+async def test_a_balancer_in_a_cluster_follows_replicas_that_come_and_go(tmp_path: Path) -> None:
+    if (program := parts.haproxy_program()) is None:
+        pytest.skip("HAProxy is not installed (Debian's package `haproxy`)")
+    first, second, *of_replicas, nameserver = free_ports(5)
+    loop, on = asyncio.get_running_loop(), (of_replicas[0], of_replicas[1])
+    transport, names = await loop.create_datagram_endpoint(Names, local_addr=("127.0.0.1", nameserver))
+    replicas = {number: Replica(number, on, f"127.0.0.{number}") for number in (2, 3)}
+    (tmp_path / "haproxy.cfg").write_text(by_name(parts.PAGE.read_text(), (first, second), on, nameserver))
+    checked = subprocess.run((program, "-c", "-f", tmp_path / "haproxy.cfg"), capture_output=True, text=True, check=False)
+    assert checked.returncode == 0 and "WARNING" not in checked.stderr, checked.stderr
+    for replica in replicas.values():
+        await replica.start()
+    haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stderr=subprocess.DEVNULL)
+    try:
+        async with aiohttp.ClientSession() as http:
+
+            async def answering(port: int = first) -> set[str]:
+                """Return who answers twelve users; a status where it is no 200."""
+                answers = set()
+                for number in range(12):
+                    headers = {"Authorization": "Bearer t", "X-User-ID": f"user-{number}"}
+                    async with http.post(f"http://127.0.0.1:{port}/v1/x", headers=headers) as answer:
+                        answers.add(await answer.text() if answer.status == 200 else str(answer.status))
+                return answers
+
+            async def until_answered_by(*numbers: str) -> None:
+                async def holds() -> bool:
+                    return await answering() == set(numbers) == await answering(second)
+
+                await until(holds, PATIENCE_SECONDS, f"{numbers} do not answer")
+
+            await until(lambda: is_listening(second), PATIENCE_SECONDS, "HAProxy does not listen without a replica")
+            assert await answering() == {"503"}
+            for addresses in (["127.0.0.2"], ["127.0.0.2", "127.0.0.3"]):
+                names.addresses = addresses
+                await until_answered_by(*(address[-1] for address in addresses))
+            replicas[2].ready = False
+            await until_answered_by("3")
+            names.addresses = ["127.0.0.3"]
+            await replicas[2].stop()
+            assert await answering() == {"3"}
+            names.addresses = ["127.0.0.2"]  # a pod that comes back with another address
+            await replicas[2].start()
+            replicas[2].ready = True
+            await replicas[3].stop()
+            await until_answered_by("2")
+    finally:
+        haproxy.kill()
+        haproxy.wait()
+        transport.close()
+        for replica in replicas.values():
+            await replica.stop()

@@ -5,6 +5,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_validate
@@ -12,6 +13,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect_kubernetes import worker as kubernetes_worker
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 from infra import cli
@@ -19,6 +21,7 @@ from infra.cli import errors
 from infra.registry.client import Registry, RegistryError
 from infra.settings import DEMO, PRODUCTION, ROOT, Settings, SettingsError, load
 from infra.stack import bootstrap, orchestration, pools, prefect_api, seed
+from infra.stack.parts import clients
 from infra.stack.prefect_api import DeployError
 from infra.storage.store import CHECKSUMS, ObjectStore, Refused
 from tests.stack import Stack, free_ports
@@ -50,7 +53,7 @@ def check_job(manifest: dict[str, Any], gpus: str) -> None:
     for version in KUBERNETES:
         kubernetes_validate.validate(bare, version, strict=True)
     (container,) = bare["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus and "memory" in container["resources"]["limits"]
     assert (container["image"], container["workingDir"]) == ("registry.acme.example/tabloop:0.1.0", "/srv/tabloop")
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert {"PREFECT_API_URL", "PREFECT__FLOW_RUN_ID"} <= set(variables)
@@ -65,6 +68,88 @@ def deployment_of(variables: dict[str, str]) -> DeploymentResponse:
 async def test_the_job_of_production_is_a_job_of_kubernetes(variables: dict[str, str], gpus: str) -> None:
     template = pools.job_template(load(PRODUCTION, {}))
     check_job(await job_of(deployment_of(variables), template), gpus)
+
+
+def unrestricted(pod: dict[str, Any]) -> set[str]:
+    """Return what of a pod's specification Kubernetes' Pod Security Standard "restricted" refuses, by field."""
+    found = {field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field)}
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    found |= {kind for volume in pod.get("volumes", ()) for kind in volume.keys() - {"name"} - allowed}
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        own = container.get("securityContext", {})
+        context = pod.get("securityContext", {}) | own
+        wanted = {
+            "runAsNonRoot": context.get("runAsNonRoot") is True and context.get("runAsUser") != 0,
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "capabilities": "ALL" in own.get("capabilities", {}).get("drop", ())
+            and set(own["capabilities"].get("add", ())) <= {"NET_BIND_SERVICE"},
+            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "privileged": not own.get("privileged"),
+            "hostPort": not any(port.get("hostPort") for port in container.get("ports", ())),
+        }
+        found |= {field for field, holds in wanted.items() if not holds}
+    return found
+
+
+async def test_a_namespace_with_pod_security_restricted_takes_the_pods_of_production() -> None:
+    job = await job_of(deployment_of({}), pools.job_template(load(PRODUCTION, {})))
+    template = job["spec"]["template"]
+    pod = template["spec"]
+    assert unrestricted(pod) == set()
+    assert template["metadata"]["labels"]["app.kubernetes.io/component"] == "flow", "what a NetworkPolicy selects"
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["fsGroup"]
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert {"/tmp", "/dev/shm", "/srv/tabloop/var"} == writable
+    for field in ("allowPrivilegeEscalation", "capabilities"):
+        without = json.loads(json.dumps(pod))
+        del without["containers"][0]["securityContext"][field]
+        assert unrestricted(without) == {field}
+    for field in ("runAsNonRoot", "seccompProfile"):
+        without = json.loads(json.dumps(pod))
+        del without["securityContext"][field]
+        assert unrestricted(without) == {field}
+
+
+async def test_no_credential_stands_in_the_manifest_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    password = "a-password-of-operators"
+    settings = load(PRODUCTION, {"TABLOOP_ORCHESTRATION__AUTH_STRING": f"operators:{password}"})
+    variables = clients(settings)
+    assert password in variables["PREFECT_API_AUTH_STRING"]
+    encoded = json.loads(variables["PREFECT_CLIENT_CUSTOM_HEADERS"])["Authorization"].split()[1]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made: dict[str, Any] = {}
+
+    class Api:
+        """Takes what Prefect's worker sends to Kubernetes."""
+
+        def __init__(self, client: object) -> None:
+            pass
+
+        async def create_namespaced_job(self, namespace: str, body: dict[str, Any]) -> Any:
+            made["job"] = body
+            return SimpleNamespace(metadata=SimpleNamespace(name="job", uid="1"))
+
+        async def create_namespaced_secret(self, namespace: str, body: Any) -> Any:
+            made["secret"] = body.string_data or body.data
+            return body
+
+        async def patch_namespaced_secret(self, **_: object) -> None:
+            pass
+
+    for name in ("BatchV1Api", "CoreV1Api"):
+        monkeypatch.setattr(kubernetes_worker, name, Api)
+    with temporary_settings({PREFECT_API_URL: variables["PREFECT_API_URL"]}):
+        job = await KubernetesWorkerJobConfiguration.from_template_and_values(pools.job_template(settings), {})
+    job.env = {name: value for name, value in variables.items() if name.startswith("PREFECT_")}  # a worker passes its own on
+    with temporary_settings({PREFECT_API_URL: variables["PREFECT_API_URL"]}):
+        job.prepare_for_flow_run(FlowRun(flow_id=uuid.uuid4(), name="made-up run"))
+        assert password in json.dumps(job.job_manifest), "what would stand there"
+        await kubernetes_worker.KubernetesWorker(work_pool_name="made-up")._create_job(job, None)
+    manifest = json.dumps(made["job"])
+    assert password not in manifest and encoded not in manifest and "secretRef" in manifest
+    assert "PREFECT_API_AUTH_STRING" in made["secret"]
 
 
 async def test_the_schema_refuses_a_misspelt_field() -> None:

@@ -227,9 +227,9 @@ async def test_an_adapter_is_served_only_if_the_engine_computes_what_the_trainer
     exact = [tuple(tiny_models.logprobs(world.whole["60"], list(p), list(t), 1.0)) for p, t in rows]
     prompts, tokens = zip(*rows, strict=True)
     true = Probe(prompts=prompts, tokens=tokens, logprobs=tuple(exact))
-    off = true.model_copy(update={"logprobs": tuple(tuple(value - 0.2 for value in row) for row in exact)})
+    off = true.model_copy(update={"logprobs": tuple(tuple(value - 0.8 for value in row) for row in exact)})
     for body, reason in (
-        (off.model_dump_json(), r"log-probabilities of probe\.json differ from the trainer's by 0\.2 nats a token"),
+        (off.model_dump_json(), r"log-probabilities of probe\.json differ from the trainer's by 0\.8 nats a token"),
         ('{"prompts": []}', r"probe\.json: cannot be read"),
     ):
         (path / probe.FILE).write_text(body)
