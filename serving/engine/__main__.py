@@ -21,6 +21,7 @@ from infra.stack.priority import lower_priority
 from infra.storage.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
+from serving.engine.scraped import Scrapers
 from serving.engine.where import evaluation_address, slot_address
 
 SPECULATION = (
@@ -117,7 +118,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
         from serving.engine import server
 
     llm = server.build_llm(settings.serving.engine_arguments, str(model), adapters)
-    return uvloop.run(server.serve(llm, version, where, checkpoints, adapters))
+    return uvloop.run(server.serve(llm, version, where, checkpoints, Scrapers(settings.serving), adapters))
 
 
 if __name__ == "__main__":

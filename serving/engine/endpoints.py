@@ -5,7 +5,7 @@ import dataclasses
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from infra.http.web import foreign
 from infra.model.batches import MAX_BYTES, Batch, BatchResult
+from serving.engine import scraped
 from serving.engine.channel import Outbox
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.unauthenticated import Unauthenticated
@@ -84,6 +86,7 @@ class Endpoints:
         names: Collection[str],
         unauthenticated: Unauthenticated,
         checkpoints: CheckpointSource | None = None,
+        may_scrape: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Serve an engine.
 
@@ -92,18 +95,20 @@ class Endpoints:
             names: host names of this engine (infra.http.web.own_names); a request that names another host is refused.
             unauthenticated: the connections that have not sent the token.
             checkpoints: where the engine of a slot finds versions; None: it reads the paths that it is given, and has no /fetch.
+            may_scrape: whether an Authorization header other than the app's may read the metrics.
         """
         self._engine = engine
         self._token = token
         self._names = frozenset(names)
         self._unauthenticated = unauthenticated
         self._checkpoints = checkpoints
+        self._may_scrape = may_scrape
         self._running: dict[web.WebSocketResponse, RunningTasks] = {}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[_refuse_pages(self._names)], client_max_size=MAX_BYTES)
         routes = [web.get("/generate", self._generate), web.post("/swap", self._swap), web.get("/health", self._health)]
-        routes.append(web.post("/batch", self._batch))
+        routes += [web.post("/batch", self._batch), web.get("/metrics", self._metrics)]
         if self._checkpoints:
             routes.append(web.post("/fetch", partial(self._fetch, self._checkpoints)))
         app.add_routes(routes)
@@ -211,6 +216,11 @@ class Endpoints:
         if fatal_error:
             return web.json_response({"error": fatal_error}, status=503)
         return web.json_response(dataclasses.asdict(self._engine.health()))
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        if not self._may_scrape(http.headers.get("authorization", "")) and (refusal := self._check_token(http)):
+            return refusal
+        return web.Response(body=scraped.text(self._engine.health()), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _stop(self, _: web.Application) -> None:
         if tasks := [task for running in self._running.values() for task in running.values()]:

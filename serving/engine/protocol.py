@@ -11,6 +11,7 @@
                                                 with "idle": true also 503 while it samples completions. With adapters
                                                 the engine holds the version beside the others
     GET  /health                                -> Health; without the token an empty object
+    GET  /metrics                               -> Prometheus' text format, also to a token with the role metrics
     POST /batch                                 evaluation's own (infra/model/batches.py)
 
 Every request carries serving.engine_token as a bearer token, and names the engine by the host of its URL in serving.engines.

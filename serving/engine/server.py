@@ -25,6 +25,7 @@ from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy, Endpoints
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult
 from serving.engine.sampling import run_batch, sample, warm_up
+from serving.engine.scraped import Scrapers
 from serving.engine.unauthenticated import Unauthenticated, listen
 from serving.engine.version_cache import files_of
 from serving.engine.where import Where
@@ -156,7 +157,9 @@ def _import_model(checkpoint: Path) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-async def serve(llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints, adapters: int = 0) -> int:
+async def serve(
+    llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints, scrapers: Scrapers, adapters: int = 0
+) -> int:
     """Serve until a signal or until the engine fails; return the exit status. `adapters`: as of build_llm."""
     loop = asyncio.get_running_loop()
     engine = AdapterEngine(llm, version, checkpoints, adapters) if adapters else VLLMEngine(llm, version)
@@ -173,8 +176,8 @@ async def serve(llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoi
         stopping.set()
 
     unauthenticated = Unauthenticated()
-    background = [asyncio.create_task(run) for run in (watch(), unauthenticated.close_expired())]
-    app = Endpoints(engine, where.token, own_names(where.url), unauthenticated, checkpoints).app()
+    background = [asyncio.create_task(run) for run in (watch(), unauthenticated.close_expired(), scrapers.follow())]
+    app = Endpoints(engine, where.token, own_names(where.url), unauthenticated, checkpoints, scrapers.may_read).app()
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
     await runner.setup()

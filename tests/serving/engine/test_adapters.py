@@ -1,6 +1,7 @@
 """A real vLLM engine that holds versions as adapters of one base: exact log-probabilities in one batch, bounds, and refusals."""
 
 import asyncio
+import hashlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -35,7 +37,9 @@ ARGUMENTS = {
     "kv_cache_memory_bytes": 1 << 26,
     "enforce_eager": True,
     "max_lora_rank": 8,
+    "disable_log_stats": False,
 }
+SCRAPER, EDITOR = "token-of-prometheus", "token-of-an-editor"
 
 
 class World:
@@ -70,6 +74,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "TABLOOP_SERVING__ADAPTERS": str(MOST),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
+        "TABLOOP_SERVING__TOKEN": EDITOR,
+        "TABLOOP_SERVING__TOKENS": json.dumps(
+            {"prometheus": {"sha256": hashlib.sha256(SCRAPER.encode()).hexdigest(), "roles": ["metrics"]}}
+        ),
         "TABLOOP_SERVING__STATE": str(folder / "house" / "state"),
         "TABLOOP_STACK__STATE": str(processes.state_of(folder)),
         "TABLOOP_MODEL__BASE": str(world.base),
@@ -121,6 +129,27 @@ async def test_a_version_loads_while_another_one_samples(world: World, slots: tu
     assert not running.done()
     assert_sampled_by(world, "13", await sample(challenger, "13"))
     assert_sampled_by(world, "11", await running)
+
+
+async def test_the_metrics_have_vllms_names_and_the_versions_for_who_may_read_them(
+    world: World, slots: tuple[AdapterClient, AdapterClient]
+) -> None:
+    await slots[0].swap(str(world.adapter("11")), "11")
+    await sample(slots[0], "11")
+    async with session() as http:
+        for token, status in ((SCRAPER, 200), ("secret", 200), (EDITOR, 401), ("", 401)):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with http.get(f"{world.url}/metrics", headers=headers) as answer:
+                text = await answer.text()
+                assert answer.status == status
+                if status == 200:
+                    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+                    found = {sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples}
+                    assert found["vllm:generation_tokens_total"].value >= 16
+                    assert {"vllm:num_requests_waiting", "vllm:num_requests_running"} <= found.keys()
+                    assert 'tabloop_engine_version{version="11"} 1.0' in text and 'version="0"' in text
+        async with http.post(f"{world.url}/swap", headers={"Authorization": f"Bearer {SCRAPER}"}, json={}) as answer:
+            assert answer.status == 401, "who reads metrics may not swap"
 
 
 async def test_the_version_that_was_used_longest_ago_makes_room(world: World, slots: tuple[AdapterClient, AdapterClient]) -> None:
