@@ -47,7 +47,7 @@ from serving.slots.arms import Arms, Slot
 from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
 from serving.slots.follower import Follower
-from serving.slots.group import EngineGroup
+from serving.slots.group import EngineGroup, is_looked_up
 from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
 from serving.status.data import Links, StatusData
@@ -96,7 +96,7 @@ def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: P
         return EngineClient(http, url, token, host)
 
     if isinstance(setting, str):
-        return connect(setting)
+        return EngineGroup(connect, (setting,)) if is_looked_up(setting) else connect(setting)
     if isinstance(setting, tuple):
         return EngineGroup(connect, setting)
     return ExternalEngine(http, setting, policy)

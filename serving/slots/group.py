@@ -235,13 +235,19 @@ async def _engines(url: str, resolve: Resolve) -> dict[str, str]:
 
     A name with https stays as it is: its certificate is checked against the name.
     """
+    if not is_looked_up(url):
+        return {url: ""}
     address = urlsplit(url)
     name = address.hostname or ""
-    if address.scheme != "http" or _is_ip(name):
-        return {url: ""}
     port = "" if address.port is None else f":{address.port}"
     found = await resolve(name)
     return {f"http://{f'[{ip}]' if ':' in ip else ip}{port}": address.netloc for ip in found}
+
+
+def is_looked_up(url: str) -> bool:
+    """Return whether a URL may stand for several engines: by http, and a name that is no address."""
+    address = urlsplit(url)
+    return address.scheme == "http" and not _is_ip(address.hostname or "")
 
 
 def _is_ip(name: str) -> bool:

@@ -12,8 +12,11 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from infra.settings import DEMO, load
 from infra.settings.schema import Serving
 from infra.settings.serving import own_engines
+from serving.__main__ import engine as engine_of
+from serving.__main__ import policy
 from serving.engine.protocol import EngineRequest, SwapRefused, WrongVersion
 from serving.slots import client, follower
 from serving.slots.client import EngineClient, EngineDown, RequestRefused
@@ -215,6 +218,24 @@ async def test_a_refused_request_is_refused_by_no_other_engine(three: Engines, m
     with pytest.raises(RequestRefused):
         await three.sample(5)
     assert len(asked) == 1 and three.group.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [
+        ("http://engines.tabloop.svc:18100", EngineGroup),  # a headless service: all of its engines, or none
+        ("http://127.0.0.1:18100", EngineClient),
+        ("https://engine.acme.example", EngineClient),  # the certificate is the name's
+        (["http://127.0.0.1:18100"], EngineGroup),
+    ],
+)
+async def test_a_name_stands_for_all_of_its_engines_also_without_a_list(
+    setting: str | list[str], kind: type, tmp_path: Path
+) -> None:
+    serving = Serving(engines=[setting, "http://127.0.0.1:9"], state=tmp_path)
+    settings = load(DEMO, {}).model_copy(update={"serving": serving})
+    async with client.session() as http:
+        assert type(engine_of(http, 0, settings, policy(settings))) is kind
 
 
 def test_a_list_of_engines_is_checked() -> None:
