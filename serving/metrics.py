@@ -2,7 +2,7 @@
 
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import quantiles
@@ -157,6 +157,7 @@ class Metrics:
         self._set_aside = gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/")
         self._spool_age = gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment")
         self._slot = gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"))
+        self._loop = gauge("tabloop_loop_ok", "1 if a part of the loop is as it should be, as on the status page", ("sign",))
         self._measures = gauge(
             "tabloop_measure",
             "Product metrics of the last cycle's window (infra/docs/how/measures.md)",
@@ -282,6 +283,11 @@ class Metrics:
             for name, value in group.measures.ratios().items():
                 if value is not None:
                     self._measures.labels(name, group.by, group.name).set(value)
+
+    def looped(self, signs: Mapping[str, bool]) -> None:
+        """Set whether each part of the loop is as it should be."""
+        for name, ok in signs.items():
+            self._loop.labels(name).set(float(ok))
 
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
         """Return the metrics in Prometheus' text format, with gauges of the given states."""

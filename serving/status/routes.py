@@ -23,6 +23,7 @@ from jinja2 import Environment, StrictUndefined
 from infra.http.login import CODE_HEADER, QUERY, Answer
 from infra.pages import charts
 from infra.pages.experiment_view import duration
+from infra.storage import loop_runs
 from serving.access import Access, Denied
 from serving.gateway.drain import Drain
 from serving.gateway.errors import BadRequest
@@ -96,6 +97,8 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
         await _measure(sources)
         await sources.data.refresh(sources.arms.experiment)
         sources.metrics.measured(sources.data.cycles[0].manifest.measures if sources.data.cycles else ())
+        signs = (*loop_runs.signs(sources.data.runs, now := time.time()), loop_runs.prefect(sources.data.runs, now))
+        sources.metrics.looped({sign.name: sign.ok for sign in signs})
         return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
 
     @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)

@@ -9,6 +9,7 @@ from infra.records import Change, CycleOutcome, CycleProgress, Decision, LoopRun
 from infra.storage import cycle_progress, loop_runs, moves
 from serving.status.head import engines
 from tests.serving.fakes import ADMIN, House, experiment
+from tests.serving.helpers import ADMINISTRATOR
 from tests.serving.status.shown import add_cycles, manifest, run_watched_test, verdict
 from tests.serving.status.test_routes import _put, basic_auth
 
@@ -91,6 +92,9 @@ async def test_a_watch_that_does_not_run_stands_first_within_a_minute(house: Hou
     found = await lines(house)
     assert not found["watch"][1] and list(found)[:2] == ["watch", "prefect"]
     assert found["prefect"] == ("has started no watch for 61 s: `tabloop status` asks it", False)
+    metrics = (await house.client.get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
+    for sign in ("watch", "cycle", "prefect"):
+        assert f'tabloop_loop_ok{{sign="{sign}"}} {float(found[sign][1])}' in metrics, "as the page says"
 
 
 async def test_a_running_cycle_has_its_stage_with_the_trainers_steps(house: House) -> None:
