@@ -86,7 +86,7 @@ class Recipe(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are clipped."""
     keep_optimizer: bool = False
-    """Keep Adam's state, twice the size of what is trained, in the object store with each candidate; the update of a child
+    """Keep Adam's state, twice the size of the trained tensors, in the object store with each candidate; the update of a child
     version continues from it. Off: every update starts with a new optimizer."""
     megatron_arguments: dict[str, Any] = Field(default={})
     """Arguments of Megatron-core, passed through verbatim to its TransformerConfig and OptimizerConfig (names as there). Names
