@@ -130,7 +130,8 @@ def test_the_longest_last_screen_fits_24_lines_of_80_columns() -> None:
     out.print(LastScreen(found, report_files(Path("var/demo")), LINKS), crop=False)
     lines = [line.rstrip() for line in printed(out)]
     links = [line for line in lines if "?login#" in line]
-    assert len(links) == 3 and all(line.endswith(page) for line, page in zip(links, ("f", "/versions/12", "/runs"), strict=True))
+    pages = ("f", "/versions/12?workflowType=machine_learning", "/runs")
+    assert len(links) == 3 and all(line.endswith(page) for line, page in zip(links, pages, strict=True))
     assert all(len(line) <= 80 for line in lines if line not in links), "only a link is longer: the terminal wraps it"
     assert sum(-(-max(len(line), 1) // 80) for line in lines) <= 24
 

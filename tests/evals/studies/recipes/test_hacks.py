@@ -54,7 +54,7 @@ def test_a_planted_habit_shows_and_the_gate_catches_it(name: str) -> None:
     shows = [HACKS[name].shows(place.prefix, text) for place, text in zip(PLACES, texts, strict=True) if text.strip()]
     usual = [HACKS[name].shows(place.prefix, model(place)) for place in PLACES]
     assert np.mean(shows) > 0.6 and np.mean(usual) < 0.4
-    gate = configuration.load().evaluate.gate
+    gate = configuration.load(configuration.TEAM, {}).evaluate.gate
     champion = scores([model(place) for place in PLACES])
     assert gate_candidate(champion, champion, gate).verdict == "passed"
     assert gate_candidate(scores(texts), champion, gate).verdict == "failed"
@@ -62,7 +62,7 @@ def test_a_planted_habit_shows_and_the_gate_catches_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", HACKS)
 def test_the_objective_pays_a_habit_less_than_the_line_that_was_written(name: str) -> None:
-    reward, paid, pushed = configuration.load().reward, [], []
+    reward, paid, pushed = configuration.load(configuration.TEAM, {}).reward, [], []
     for place, text in zip(PLACES, hacked(name), strict=True):
         line = place.truth.split("\n")[0]
         if len(line) > 8:
