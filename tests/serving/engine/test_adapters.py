@@ -39,6 +39,8 @@ ARGUMENTS = {
     "max_lora_rank": 8,
     "disable_log_stats": False,
 }
+ROUNDING = 3e-4
+"""Bound of float32's rounding, in nats: 1.03e-4 was met in 120 tokens. Another version's log-probabilities differ by tenths."""
 SCRAPER, EDITOR = "token-of-prometheus", "token-of-an-editor"
 
 
@@ -104,7 +106,7 @@ def assert_sampled_by(world: World, version: str, deltas: list[Delta]) -> None:
     logprobs = [p for delta in deltas for p in delta.logprobs]
     assert {delta.version for delta in deltas} == {version} and deltas[-1].spans == ((version, 0, len(tokens)),)
     exact = tiny_models.logprobs(world.whole[version], PROMPT, tokens, TEMPERATURE)
-    assert max(abs(a - b) for a, b in zip(exact, logprobs, strict=True)) < 1e-4
+    assert max(abs(a - b) for a, b in zip(exact, logprobs, strict=True)) < ROUNDING
 
 
 async def test_two_slots_share_an_engine_and_each_completion_is_its_versions(
