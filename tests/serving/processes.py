@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.stack import free_ports
+
 
 def free_url() -> str:
-    """Return an unused address on this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    """Return an unused address on this machine, whose port no outgoing connection gets while the server starts."""
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 def state_of(directory: Path) -> Path:
