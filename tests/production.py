@@ -125,7 +125,7 @@ def running(folder: Path, s3: str, more: Mapping[str, str] = MappingProxyType({}
     Args:
         more: settings beside these, as environment variables.
     """
-    environment = variables(folder, s3) | more
+    environment = {**variables(folder, s3), **more}
     settings = load(DEMO, environment)
     with ExitStack() as exits:
         database = exits.enter_context(postgresql.running(free_ports(1)[0], folder / "postgresql.log", servers.DATABASES))
