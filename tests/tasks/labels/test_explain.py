@@ -89,9 +89,9 @@ def test_every_bucket_has_a_meaning() -> None:
 
 def test_the_demo_reads_which_requests_explored_and_were_accepted(store: MemoryStore) -> None:
     sampled = [completion(f"{n}", prefix=f"{n} = ", exploring=n == 1, time=NOW + 150) for n in range(3)]
-    told = [feedback(f"x{n}", prefix=f"{n} = ", time=NOW + 151, outcome="rejected" if n else "accepted") for n in range(2)]
+    sent = [feedback(f"x{n}", prefix=f"{n} = ", time=NOW + 151, outcome="rejected" if n else "accepted") for n in range(2)]
     store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", sampled)
-    store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", told)
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/b.parquet", sent)
     seal(store, "cycle-000003", NOW + 300)
     state = LoopState(Aliases(None, None, None, None), {f"cycle-00000{n}": {} for n in (1, 3)}, {})
     rows = {row["id"]: (row["exploring"], row["accepted"]) for row in history.request_rows(store, state)}

@@ -56,8 +56,8 @@ def text_of(*requests: Completion, **fields: Any) -> tuple[str | None, bool | No
     return found["settled"], found["settled_whole"], found["unsettled"]
 
 
-def accounted(served: list[Completion], told: list[Feedback] | None = None, **fields: Any) -> RequestAccounting:
-    return rows.account(served, told or [], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000, **fields)
+def accounted(served: list[Completion], sent: list[Feedback] | None = None, **fields: Any) -> RequestAccounting:
+    return rows.account(served, sent or [], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000, **fields)
 
 
 def row(found: RequestAccounting, id: str = "c") -> dict[str, Any]:
@@ -200,7 +200,7 @@ def here(**fields: Any) -> Feedback:
 
 
 @pytest.mark.parametrize(
-    ("told", "text", "outcome", "kept"),
+    ("sent", "text", "outcome", "kept"),
     [
         ([here()], TEXT, "accepted", 8),
         ([here()], "foo(baz)", "accepted", 5),
@@ -210,8 +210,8 @@ def here(**fields: Any) -> Feedback:
         ([], "other", "unjudged", 0),
     ],
 )
-def test_judged_or_not_the_settled_text_stays_with_it(told: list[Feedback], text: str, outcome: str, kept: int) -> None:
-    found = row(accounted([asked(), behind(text=text)], told))
+def test_judged_or_not_the_settled_text_stays_with_it(sent: list[Feedback], text: str, outcome: str, kept: int) -> None:
+    found = row(accounted([asked(), behind(text=text)], sent))
     assert (found["bucket"], found["outcome"], found["kept_characters"], found["settled"]) == ("trained", outcome, kept, text)
     assert (found["tokens"], found["shown_characters"]) == (9, 8)
 
@@ -250,21 +250,21 @@ def test_settled_text_moves_no_request_out_of_these_buckets(fields: dict[str, An
 
 
 def test_a_reported_text_wins_and_the_latest_report_counts() -> None:
-    told = [here(outcome="rejected"), here(id="g", time=NOW + 30, outcome="shown", completion_id="c", settled="foo(2)")]
-    found = row(accounted([asked(), behind()], told))
+    sent = [here(outcome="rejected"), here(id="g", time=NOW + 30, outcome="shown", completion_id="c", settled="foo(2)")]
+    found = row(accounted([asked(), behind()], sent))
     assert (found["settled"], found["settled_by"], found["settled_whole"], found["kept_characters"]) == (
         "foo(2)",
         "feedback",
         True,
         5,
     )
-    told.append(here(id="h", time=NOW + 40, outcome="shown", completion_id="c", settled=TEXT))
-    assert row(accounted([asked(), behind()], told))["kept_characters"] == 8
+    sent.append(here(id="h", time=NOW + 40, outcome="shown", completion_id="c", settled=TEXT))
+    assert row(accounted([asked(), behind()], sent))["kept_characters"] == 8
 
 
 def test_an_editor_without_consent_reports_numbers_and_no_text_is_taken() -> None:
-    told = here(outcome="shown", completion_id="c", settled_kept=3, settled_total=9)
-    found = row(accounted([asked(), behind()], [told]))
+    sent = here(outcome="shown", completion_id="c", settled_kept=3, settled_total=9)
+    found = row(accounted([asked(), behind()], [sent]))
     assert (found["outcome"], found["kept_characters"], found["settled"], found["unsettled"]) == (
         "unjudged",
         3,
@@ -377,7 +377,7 @@ LINES = ("alpha = compute_something(1)\n", "beta = 2\n", "if alpha:\n    gamma()
 @st.composite
 def sessions(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
     served: list[Completion] = []
-    told: list[Feedback] = []
+    sent: list[Feedback] = []
     for user in "uv"[: draw(st.integers(1, 2))]:
         time, written = NOW + HOUR - draw(st.sampled_from([1.0, 100.0, 400.0])), ""
         for _ in range(draw(st.integers(1, 6))):
@@ -399,7 +399,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
             if draw(st.booleans()):
                 outcome = draw(st.sampled_from(["accepted", "rejected", "shown"]))
                 reported = draw(st.sampled_from([None, None, "alpha = 1\n", ""]))
-                told.append(
+                sent.append(
                     feedback(
                         f"f{number}",
                         time=time + draw(st.sampled_from([1.0, 50.0])),
@@ -419,7 +419,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
                 written += line
             elif where == "cursor":
                 written = written[:cut] + line + written[cut:]
-    return served, told
+    return served, sent
 
 
 def obvious(request: Completion, served: list[Completion]) -> str | None:
@@ -454,15 +454,15 @@ def test_every_label_stands_in_the_last_document_that_shows_the_place(history) -
         assert (label["settled"] is None) is (label["unsettled"] != "")
 
 
-def joined(served: list[Completion], told: list[Feedback], seed: int, objects: int, least: int) -> tuple[Any, ...]:
+def joined(served: list[Completion], sent: list[Feedback], seed: int, objects: int, least: int) -> tuple[Any, ...]:
     store, draw = MemoryStore(), random.Random(seed)
     for number in range(objects):
-        parts = [[r for i, r in enumerate(every) if (i * 7 + seed) % objects == number] for every in (served, told)]
+        parts = [[r for i, r in enumerate(every) if (i * 7 + seed) % objects == number] for every in (served, sent)]
         for part in parts:
             draw.shuffle(part)
         rows.put(store, parts[0], parts[1], name=f"{number}")
     if seed % 2:
-        rows.put(store, served[: seed % 3], told[: seed % 3], name="again")
+        rows.put(store, served[: seed % 3], sent[: seed % 3], name="again")
     window = Window(NOW - HOUR, NOW + 9 * HOUR, NOW - HOUR, {})
     plan = plan_window(store, window, NOW + 9 * HOUR, 60.0, least, Hindsight())
     labelled, repeated = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
@@ -475,9 +475,9 @@ def joined(served: list[Completion], told: list[Feedback], seed: int, objects: i
 @settings(max_examples=60, deadline=None)
 @given(sessions(), st.integers(0, 50), st.integers(1, 3))
 def test_the_same_labels_for_any_partition_order_and_delivery(history, seed: int, objects: int) -> None:
-    served, told = history
-    whole, _ = joined(served, told, 0, 1, 10**9)
-    divided, partitions = joined(served, told, seed, objects, 0)
+    served, sent = history
+    whole, _ = joined(served, sent, 0, 1, 10**9)
+    divided, partitions = joined(served, sent, seed, objects, 0)
     assert divided == whole
     assert partitions == len({c.time // HOUR for c in served})
 

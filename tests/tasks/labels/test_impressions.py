@@ -1,4 +1,4 @@
-"""Why a completion was not taken decides whether a rejection is one, whatever else was told and in any order."""
+"""Why a completion was not taken decides whether a rejection is one, whatever else was sent and in any order."""
 
 from itertools import permutations
 from typing import Any, get_args
@@ -13,13 +13,13 @@ from tests.tasks.made import feedback
 SAYS_NOTHING = {"cancelled": True, "typed_through": True, "replaced": True, "empty": True}
 
 
-def told(outcome: str, id: str = "f", **fields: Any) -> Feedback:
+def sent(outcome: str, id: str = "f", **fields: Any) -> Feedback:
     return feedback(id, **{"client_id": "c", "completion_id": "c", "prefix": "", "shown": "", "outcome": outcome, **fields})
 
 
 @pytest.mark.parametrize("reason", get_args(NotTaken))
 def test_a_rejection_counts_where_the_developer_judged_the_text(reason: NotTaken) -> None:
-    found = row(accounted([asked()], [told("rejected", reason=reason)]))
+    found = row(accounted([asked()], [sent("rejected", reason=reason)]))
     judged = reason not in SAYS_NOTHING
     assert (found["outcome"], found["bucket"]) == (("rejected", "trained") if judged else (None, "unlabelled"))
     assert (found["not_taken"] or "") == reason
@@ -27,17 +27,17 @@ def test_a_rejection_counts_where_the_developer_judged_the_text(reason: NotTaken
 
 
 def test_text_that_was_typed_through_is_no_rejection_and_its_settled_text_is_learnt() -> None:
-    found = row(accounted([asked(), behind()], [told("rejected", reason="typed_through")]))
+    found = row(accounted([asked(), behind()], [sent("rejected", reason="typed_through")]))
     assert (found["outcome"], found["bucket"], found["settled"]) == ("unjudged", "trained", "foo(bar)")
     assert found["kept_characters"] == len("foo(bar)")
 
 
 def test_a_later_accept_counts_and_the_reason_may_be_told_apart() -> None:
-    events = [told("rejected", "1", reason="typed_away"), told("accepted", "2"), told("shown", "3", seen_ms=5.0)]
+    events = [sent("rejected", "1", reason="typed_away"), sent("accepted", "2"), sent("shown", "3", seen_ms=5.0)]
     for order in permutations(events):
         found = row(accounted([asked()], list(order)))
         assert (found["outcome"], found["not_taken"], found["seen_ms"]) == ("accepted", "typed_away", None)
-    apart = [told("shown", "1", reason="rejected"), told("rejected", "2", seen_ms=80.0)]
+    apart = [sent("shown", "1", reason="rejected"), sent("rejected", "2", seen_ms=80.0)]
     for order in permutations(apart):
         found = row(accounted([asked()], list(order)))
         assert (found["outcome"], found["not_taken"], found["seen_ms"]) == ("rejected", "rejected", 80.0)

@@ -29,12 +29,12 @@ def with_ends(request: Completion, end: str) -> Completion:
     return request.model_copy(update=texts)
 
 
-def trained(requests: list[Completion], told: list[Feedback] | None = None, lines: int = 1) -> list[tuple[str, str, str]]:
+def trained(requests: list[Completion], sent: list[Feedback] | None = None, lines: int = 1) -> list[tuple[str, str, str]]:
     """The rows of a cycle's batch, in order: outcome, prompt and the text that is trained on, as text."""
     store = MemoryStore()
-    rows.put(store, requests, told or [])
+    rows.put(store, requests, sent or [])
     plan = rows.plan_store(store, hindsight=LIMITS.hindsight)
-    accounting = rows.account(requests, told or [], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
+    accounting = rows.account(requests, sent or [], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
     tokens = SettledTokens(RENDERER, 1_000, lines)
     chosen = context_lines.with_context_lines(store, plan.partitions, accounting.samples, 3)
     chosen = samples.with_settled_tokens(chosen.with_columns(reward=0.0, advantage=0.0), tokens)
@@ -91,8 +91,8 @@ def test_an_event_with_other_line_ends_than_the_completion_is_its(named: bool, e
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_report_in_the_documents_line_ends_is_read_in_normal_form(end: str) -> None:
-    told = feedback(prefix="", suffix="", shown="", completion_id="c", settled=f"foo(2){end}bar{end}")
-    accounting = rows.account([with_ends(asked(), end)], [told], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
+    sent = feedback(prefix="", suffix="", shown="", completion_id="c", settled=f"foo(2){end}bar{end}")
+    accounting = rows.account([with_ends(asked(), end)], [sent], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
     (row,) = accounting.classified.to_dicts()
     assert (row["settled"], row["settled_by"]) == ("foo(2)\nbar\n", "feedback")
 

@@ -32,7 +32,7 @@ def served(*ids: str, **fields: Any) -> list[Completion]:
     return [completion(id, **{"prefix": f"{id} = ", "time": NOW, **fields}) for id in ids]
 
 
-def told(request: Completion, outcome: str, **fields: Any) -> Feedback:
+def sent(request: Completion, outcome: str, **fields: Any) -> Feedback:
     return feedback(request.id, **{"user": request.user, "completion_id": request.id, "prefix": "", "outcome": outcome, **fields})
 
 
@@ -46,14 +46,14 @@ def test_each_measure_counts_what_it_names() -> None:
     ]
     superseded = served("superseded")
     events = [
-        told(accepted, "accepted"),
-        told(partly, "partially_accepted", accepted_characters=4),
-        told(hardly, "partially_accepted", accepted_characters=3),
-        told(rejected, "rejected"),
-        told(dismissed, "rejected", reason="rejected", seen_ms=2000),
-        told(quick, "rejected", seen_ms=749),
-        told(slow, "rejected", reason="typed_away", seen_ms=750),
-        told(unseen[-1], "shown", reason="cancelled"),
+        sent(accepted, "accepted"),
+        sent(partly, "partially_accepted", accepted_characters=4),
+        sent(hardly, "partially_accepted", accepted_characters=3),
+        sent(rejected, "rejected"),
+        sent(dismissed, "rejected", reason="rejected", seen_ms=2000),
+        sent(quick, "rejected", seen_ms=749),
+        sent(slow, "rejected", reason="typed_away", seen_ms=750),
+        sent(unseen[-1], "shown", reason="cancelled"),
     ]
     found = of_all([*requests, *unseen, *superseded], events)
     assert found == Measures(
@@ -72,11 +72,11 @@ def test_each_measure_counts_what_it_names() -> None:
 
 
 def test_accepted_characters_count_as_far_as_they_are_kept() -> None:
-    rewritten = of_all([asked(), behind(text="foo(x)")], [told(asked(), "accepted")])
+    rewritten = of_all([asked(), behind(text="foo(x)")], [sent(asked(), "accepted")])
     assert (rewritten.accepted, rewritten.kept_characters) == (1, len("foo()"))
-    stays = of_all([asked(), behind()], [told(asked(), "accepted")])
+    stays = of_all([asked(), behind()], [sent(asked(), "accepted")])
     assert (stays.accepted, stays.kept_characters) == (1, 8)
-    wanted = of_all([asked(), behind()], [told(asked(), "rejected")])
+    wanted = of_all([asked(), behind()], [sent(asked(), "rejected")])
     assert (wanted.accepted, wanted.kept_characters) == (0, 0), "typed by hand"
 
 
@@ -85,7 +85,7 @@ def test_the_share_of_completed_code_counts_each_character_once() -> None:
     first = asked("1", 0)
     second = asked("2", 3, "12345678")
     third = asked("3", 6, "12345678" + TEXT + "1234")
-    found = of_all([first, second, third], [told(first, "rejected"), told(second, "accepted")])
+    found = of_all([first, second, third], [sent(first, "rejected"), sent(second, "accepted")])
     assert (found.completed_characters, found.typed_characters) == (8, 12)
     assert found.ratios()["completed_share"] == pytest.approx(8 / 20)
     assert found.kept_characters == 8
@@ -102,7 +102,7 @@ def test_the_share_of_completed_code_counts_each_character_once() -> None:
     ],
 )
 def test_what_was_typed_is_unknown_where_the_next_request_does_not_show_it(later: list[Completion], why: str) -> None:
-    found = of_all([asked("1"), *later], [told(asked("1"), "accepted")])
+    found = of_all([asked("1"), *later], [sent(asked("1"), "accepted")])
     assert (found.completed_characters, found.typed_characters, found.ratios()["completed_share"]) == (0, 0, None), why
 
 
@@ -115,7 +115,7 @@ def test_what_is_measured_elsewhere_or_unknown_is_left_out() -> None:
         *served("editor that only asks", user="silent"),
         *served("explores", exploring=True),
     ]
-    found = groups(requests, [told(requests[0], "accepted"), told(requests[-1], "accepted")])
+    found = groups(requests, [sent(requests[0], "accepted"), sent(requests[-1], "accepted")])
     assert {name: sums.requests for name, sums in found.items()} == {
         ("all", ""): 1,
         ("language", ""): 1,
@@ -134,8 +134,8 @@ def test_groups_divide_all_requests() -> None:
         for user in range(20)
         for n in range(user + 1)
     ]
-    events = [told(r, draw.choice(["accepted", "rejected"]), time=NOW + 100) for r in requests if not draw.randrange(3)]
-    events += [told(r, "accepted", time=NOW + 100) for r in requests if r.id.endswith("-0")]
+    events = [sent(r, draw.choice(["accepted", "rejected"]), time=NOW + 100) for r in requests if not draw.randrange(3)]
+    events += [sent(r, "accepted", time=NOW + 100) for r in requests if r.id.endswith("-0")]
     found = groups(requests, events)
     assert [name for by, name in found if by == "activity"] == [str(n) for n in range(1, 11)]
     assert {name for by, name in found if by == "language"} == {"py", "go", ""}
@@ -165,8 +165,8 @@ def test_acceptance_by_version_and_project_has_an_interval_over_users() -> None:
     first = served(*"ab", user="one", project="p") + served(*"cdef", user="two", project="q")
     alone = served("lonely", user="three", policy_version="2")
     exploring = served("x", "y", user="one", exploring=True)
-    events = [told(request, "accepted" if request.id in ("a", "c") else "rejected", project=request.project) for request in first]
-    events += [told(request, "accepted", project=request.project) for request in (*alone, *exploring)]
+    events = [sent(request, "accepted" if request.id in ("a", "c") else "rejected", project=request.project) for request in first]
+    events += [sent(request, "accepted", project=request.project) for request in (*alone, *exploring)]
     classified = account([*first, *alone, *exploring], events, limits=LIMITS, until=NOW + 1000).classified
     (found,) = measures.served(classified)
     assert (found.project, found.version, found.acceptance.n) == ("", "1", 6)
@@ -175,7 +175,7 @@ def test_acceptance_by_version_and_project_has_an_interval_over_users() -> None:
     # With a second user in a project, that project has a row of its own.
     more = served("g", user="four", project="q")
     classified = account(
-        [*first, *more], [*events[:6], told(more[0], "rejected", project="q")], limits=LIMITS, until=NOW + 1000
+        [*first, *more], [*events[:6], sent(more[0], "rejected", project="q")], limits=LIMITS, until=NOW + 1000
     ).classified
     rows = {(row.project, row.version): (row.acceptance.rate, row.acceptance.n) for row in measures.served(classified)}
     assert rows == {("", "1"): (pytest.approx(2 / 7), 7), ("q", "1"): (pytest.approx(1 / 5), 5)}

@@ -65,18 +65,18 @@ def test_by_hand() -> None:
 
 def test_ten_thousand_invented_users_of_a_day_are_fifty() -> None:
     served = [completion(f"{i}", prefix=f"{i}", user=f"invented {i}", time=NOW + i / 1000) for i in range(1000)]
-    told = [feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1) for c in served]
-    found = account(served, told, limits=Collect(max_user_share=1))
+    judged = [feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1) for c in served]
+    found = account(served, judged, limits=Collect(max_user_share=1))
     assert (found.buckets["trained"], found.buckets["new_user"]) == (50, 950)
 
 
 def test_what_invented_users_wrote_is_not_trained_on_either() -> None:
     served = [completion(f"{i}", prefix=f"{i}", user=f"invented {i}", time=NOW + i / 1000) for i in range(200)]
-    told = [
+    judged = [
         feedback(c.id, prefix=c.prefix, user=c.user, time=c.time + 1, outcome="shown", completion_id=c.id, settled="foo(bar)")
         for c in served
     ]
-    found = account(served, told, limits=Collect(max_user_share=1))
+    found = account(served, judged, limits=Collect(max_user_share=1))
     assert (found.buckets["trained"], found.buckets["new_user"]) == (50, 150)
 
 
@@ -89,8 +89,8 @@ def test_the_register_goes_from_cycle_to_cycle_without_the_forgotten() -> None:
     def ship(name: str, people: tuple[str, ...], at: float) -> None:
         served = [completion(f"{name}{u[0]}", user=u, prefix=f"{name}{u}", time=at + i) for i, u in enumerate(people)]
         store.put_rows(f"events/completions/date=2027-01-15/hour=08/{name}.parquet", served)
-        told = [feedback(c.id, user=c.user, prefix=c.prefix, time=c.time + 1) for c in served]
-        store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", told)
+        judged = [feedback(c.id, user=c.user, prefix=c.prefix, time=c.time + 1) for c in served]
+        store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", judged)
 
     ship("x", (ada, bob), NOW)
     seal(store, "cycle-000001", NOW + 100, limits)

@@ -67,8 +67,8 @@ def test_the_error_of_the_chance_is_that_on_verdicts_that_it_was_not_fitted_on()
 
 
 def test_verdicts_that_the_texts_do_not_explain_give_no_chance() -> None:
-    told = [replace(p, accepted=number % 2 == 0) for number, p in enumerate([place(n, True) for n in range(200)])]
-    found = fit([(p.shown, p.settled) for p in told], [bool(p.accepted) for p in told])
+    sent = [replace(p, accepted=number % 2 == 0) for number, p in enumerate([place(n, True) for n in range(200)])]
+    found = fit([(p.shown, p.settled) for p in sent], [bool(p.accepted) for p in sent])
     assert isinstance(found, str) and "no better than their mean: log loss 0.69" in found
 
 

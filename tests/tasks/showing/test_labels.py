@@ -50,10 +50,10 @@ def test_tokens_of_a_text_are_those_up_to_its_last_character() -> None:
     assert [tokens_of([3, 4, 4, 8], n) for n in (0, 2, 3, 4, 5, 8, 9)] == [0, 1, 1, 2, 4, 4, 0]
 
 
-def found(served: list[Completion], told: list[Feedback]) -> dict[str, LabelledCompletion]:
+def found(served: list[Completion], sent: list[Feedback]) -> dict[str, LabelledCompletion]:
     """The labelled completions of a window, by what stands before the cursor's line."""
     store = MemoryStore()
-    rows.put(store, served, told)
+    rows.put(store, served, sent)
     plan = rows.plan_store(store, hindsight=Hindsight())
     joined, repeated = merge_partitions([join_partition(store, part) for part in plan.partitions])
     counts, distances = WindowCounts(plan.requests, repeated), LINEAGE.distances(["1"], "1")
@@ -83,8 +83,8 @@ def test_nothing_shown_has_labels_too_and_was_not_decided_on_a_beginning() -> No
 )
 def test_without_settled_text_only_what_was_shown_has_a_label(fields: dict[str, str], last: float) -> None:
     served = asked()
-    told = feedback(prefix=served.prefix, suffix=served.suffix, accepted_characters=4, **fields)
-    got = found([served], [told])
+    sent = feedback(prefix=served.prefix, suffix=served.suffix, accepted_characters=4, **fields)
+    got = found([served], [sent])
     if np.isnan(last):
         assert got == {}
         return

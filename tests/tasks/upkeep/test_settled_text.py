@@ -52,10 +52,10 @@ async def write(house: House, user: str, *, out_first: bool = False, out_later: 
     """Ask at a place, tell what stands there, ask at another one, and behind it, where a later request shows what was typed."""
     who = {"X-User-ID": user}
     first, later = who | (OPT_OUT if out_first else {}), who | (OPT_OUT if out_later else {})
-    answer = await house.complete(headers=first, prompt=PLACE.replace("value", "told"), suffix=SUFFIX)
-    told = {"completion_id": answer.json()["id"], "outcome": "accepted", "settled": f"told_by_{user}()"}
+    answer = await house.complete(headers=first, prompt=PLACE.replace("value", "sent"), suffix=SUFFIX)
+    sent = {"completion_id": answer.json()["id"], "outcome": "accepted", "settled": f"told_by_{user}()"}
     # An editor that sends the header with completions alone: its events are known by the request.
-    await house.send_feedback("/v1/feedback", told, headers=who if out_first else later)
+    await house.send_feedback("/v1/feedback", sent, headers=who if out_first else later)
     await house.complete(headers=first, prompt=PLACE, suffix=SUFFIX)
     await house.complete(headers=later, prompt=f"{PLACE}typed_by_{user}()\n    return result\n\n\nclass Something:\n    ")
 
