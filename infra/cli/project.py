@@ -103,7 +103,7 @@ def merge(
         Path | None, typer.Option(help="checkpoint that the directory's adapter was trained on", show_default=False)
     ] = None,
 ) -> int:
-    """Write full weights, in float32: a version's, or a directory's adapter merged with its --base."""
+    """Write full weights: a version's, or those of an adapter's directory and its --base. Adapters are merged in float32."""
     from infra.model.adapter_files import UnsuitableAdapter
     from infra.model.adapter_files import merge as merge_files
     from infra.model.architectures import UnsupportedCheckpoint

@@ -160,6 +160,11 @@ def demo(
     ] = False,
 ) -> int:
     """Run the whole loop with simulated developers and show the model improve."""
+    import os
+
+    if adapters and (other := os.environ.get("TABLOOP_SETTINGS")):
+        message = f"--adapters reads demo-adapters.toml, and TABLOOP_SETTINGS names {other}: leave one out"
+        raise errors.Failed(message, errors.WRONG_USE)
     use_demo_settings("demo-adapters.toml" if adapters else "demo.toml")
     from evals.demo.run import Options, run
 

@@ -4,9 +4,9 @@ serve other weights than were trained, and refuses the version.
 
 import random
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from infra.model.adapters import UnsuitableAdapter
 from infra.records import Record
@@ -14,16 +14,21 @@ from infra.records import Record
 FILE = "probe.json"
 """Name of the file in an adapter's folder."""
 ROWS, PROMPT, SCORED = 4, 24, 8
+LONGEST = 64
+"""Most rows of a probe, and most tokens of a prompt and after it: an engine computes them between completions."""
 MOST = 0.5
 """Largest mean difference of engine and trainer, in nats a token. Float32 differs by 1e-5, and bfloat16 by hundredths, more at
 unlikely tokens as these; another base, or kernels that compute something else, differ by several nats."""
 
 
+Tokens = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=LONGEST)]
+
+
 class Probe(Record):
     """Rows of random tokens, and the log-probabilities of their last ones."""
 
-    prompts: tuple[tuple[int, ...], ...]
-    tokens: tuple[tuple[int, ...], ...]
+    prompts: tuple[Tokens, ...] = Field(min_length=1, max_length=LONGEST)
+    tokens: tuple[Tokens, ...]
     """The scored tokens after each prompt."""
     logprobs: tuple[tuple[float, ...], ...]
     """Of each scored token, at temperature 1."""
@@ -31,7 +36,7 @@ class Probe(Record):
     @model_validator(mode="after")
     def _one_for_each_token(self) -> Self:
         lengths = [[*map(len, rows)] for rows in (self.tokens, self.logprobs)]
-        if lengths[0] != lengths[1] or len(self.prompts) != len(self.tokens) or not all(self.prompts) or not all(self.tokens):
+        if lengths[0] != lengths[1] or len(self.prompts) != len(self.tokens):
             raise ValueError("expected a prompt for each row of tokens, and a log-probability for each token")
         return self
 
@@ -50,12 +55,19 @@ def rows(vocabulary: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     ]
 
 
-def read(directory: Path) -> Probe | None:
-    """Return an adapter's probe; None where it has none, as one that the trainer did not write. Raises UnsuitableAdapter."""
+def read(directory: Path, vocabulary: int) -> Probe | None:
+    """Return an adapter's probe; None where it has none, as one that the trainer did not write.
+
+    Raises:
+        UnsuitableAdapter: it cannot be read, is larger than probes are, or has a token outside the vocabulary.
+    """
     file = directory / FILE
     try:
-        return Probe.model_validate_json(file.read_bytes())
+        found = Probe.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
         raise UnsuitableAdapter(f"{file}: cannot be read ({type(error).__name__}); register the version again") from None
+    if (largest := max(map(max, (*found.prompts, *found.tokens)))) >= vocabulary:
+        raise UnsuitableAdapter(f"{file}: token {largest}, expected one below {vocabulary}: it is the probe of another base")
+    return found

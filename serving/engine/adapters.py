@@ -24,7 +24,7 @@ from infra.model.adapters import UnsuitableAdapter
 from infra.model.architectures import UnsupportedCheckpoint
 from infra.model.batches import Batch, BatchResult
 from serving.engine.checkpoints import Checkpoints
-from serving.engine.endpoints import Busy
+from serving.engine.endpoints import Busy, PromptRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.sampling import run_batch, sample, warm_up
 from serving.engine.version_cache import files_of
@@ -159,7 +159,7 @@ class AdapterEngine:
     async def _proven(self, version: str, path: Path) -> LoRARequest:
         """Load an adapter that gives the trainer's log-probabilities. Raises SwapRefused, with nothing loaded."""
         try:
-            probed = probe.read(path)
+            probed = probe.read(path, self._llm.model_config.get_vocab_size())
         except UnsuitableAdapter as error:
             raise SwapRefused(f"version {version}: {error}") from error
         request = await self._added(version, path)
@@ -179,8 +179,10 @@ class AdapterEngine:
                     f"{difference:.3g} nats a token, expected at most {probe.MOST:g}: it would serve other weights than were "
                     "trained; compare serving.engine_arguments.dtype with train.precision, and vLLM's release with the pinned one"
                 )
-        except BaseException:
+        except BaseException as error:
             await self._llm.remove_lora(request.lora_int_id)
+            if isinstance(error, PromptRefused):
+                raise SwapRefused(f"version {version}: {probe.FILE}: {error}") from error
             raise
         return request
 

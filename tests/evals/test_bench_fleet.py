@@ -30,6 +30,13 @@ PATIENCE_SECONDS = 60.0
 TEST = ExperimentRecord(id="fleet", champion="1", challenger="2", share=0.5, started=100.0)
 
 
+def haproxy() -> str:
+    """Return HAProxy's path; where it is not installed, the test is skipped."""
+    if (program := parts.haproxy_program()) is None:
+        pytest.skip("HAProxy is not installed (Debian's package `haproxy`)")
+    return program
+
+
 def answered(sent: float, ms: float = 50.0, error: str = "") -> Request:
     return Request(sent, ms, error)
 
@@ -85,8 +92,7 @@ def test_the_documented_configuration_gets_this_machines_addresses(tmp_path: Pat
     assert "tabloop.svc" not in text and "bind 127.0.0.1:20001 " in text and "bind 127.0.0.1:20002" in text
     servers = [line.split()[1:] for line in text.splitlines() if line.lstrip().startswith("server ")]
     assert servers == [[f"replica-{n}", f"127.0.0.1:{ports[side]}"] for side in (0, 1) for n, ports in enumerate(replicas)]
-    if (program := parts.haproxy_program()) is None:
-        pytest.skip("HAProxy is not installed (Debian's package `haproxy`), so it cannot check the configuration")
+    program = haproxy()
     (tmp_path / "haproxy.cfg").write_text(text)
     checked = subprocess.run((program, "-c", "-f", tmp_path / "haproxy.cfg"), capture_output=True, text=True, check=False)
     assert checked.returncode == 0 and "WARNING" not in checked.stderr, checked.stderr
@@ -188,8 +194,7 @@ async def test_waiting_ends_with_what_holds_instead() -> None:
 @pytest.fixture
 async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tuple[int, int]]]:
     """Three stand-ins behind HAProxy with the documented configuration, and its two ports."""
-    if (program := parts.haproxy_program()) is None:
-        pytest.skip("HAProxy is not installed (Debian's package `haproxy`)")
+    program = haproxy()
     first, second, *others = free_ports(2 + 2 * parts.REPLICAS)
     replicas = [Replica(number, (others[2 * number], others[2 * number + 1])) for number in range(parts.REPLICAS)]
     text = parts.haproxy_configuration(parts.PAGE.read_text(), (first, second), [replica.ports for replica in replicas])
@@ -197,13 +202,13 @@ async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tup
     for replica in replicas:
         await replica.start()
     with (tmp_path / "log").open("wb") as log:
-        haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stdout=log, stderr=log)
+        running = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stdout=log, stderr=log)
     try:
         await until(lambda: is_listening(second), PATIENCE_SECONDS, "HAProxy does not listen")
         yield replicas, (first, second)
     finally:
-        haproxy.kill()
-        haproxy.wait()
+        running.kill()
+        running.wait()
         for replica in replicas:
             await replica.stop()
 
@@ -284,8 +289,7 @@ def by_name(page: str, ports: tuple[int, int], of_replicas: tuple[int, int], nam
 
 
 async def test_a_balancer_in_a_cluster_follows_replicas_that_come_and_go(tmp_path: Path) -> None:
-    if (program := parts.haproxy_program()) is None:
-        pytest.skip("HAProxy is not installed (Debian's package `haproxy`)")
+    program = haproxy()
     first, second, *of_replicas, nameserver = free_ports(5)
     loop, on = asyncio.get_running_loop(), (of_replicas[0], of_replicas[1])
     transport, names = await loop.create_datagram_endpoint(Names, local_addr=("127.0.0.1", nameserver))
@@ -295,7 +299,7 @@ async def test_a_balancer_in_a_cluster_follows_replicas_that_come_and_go(tmp_pat
     assert checked.returncode == 0 and "WARNING" not in checked.stderr, checked.stderr
     for replica in replicas.values():
         await replica.start()
-    haproxy = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stderr=subprocess.DEVNULL)
+    running = subprocess.Popen((program, "-db", "-f", tmp_path / "haproxy.cfg"), stderr=subprocess.DEVNULL)
     try:
         async with aiohttp.ClientSession() as http:
 
@@ -330,8 +334,8 @@ async def test_a_balancer_in_a_cluster_follows_replicas_that_come_and_go(tmp_pat
             await replicas[3].stop()
             await until_answered_by("2")
     finally:
-        haproxy.kill()
-        haproxy.wait()
+        running.kill()
+        running.wait()
         transport.close()
         for replica in replicas.values():
             await replica.stop()

@@ -152,6 +152,14 @@ def test_a_misspelt_setting_is_named_with_the_right_one_by_every_command(
     assert "did you mean serving.sampling.temperature" in error and "Traceback" not in error and len(error.splitlines()) == 1
 
 
+def test_a_demo_of_adapters_does_not_run_by_other_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_SETTINGS", "team.toml")
+    assert cli.main(["demo", "--adapters"]) == errors.WRONG_USE
+    assert "TABLOOP_SETTINGS names team.toml: leave one out" in capsys.readouterr().err
+
+
 OFFLINE = (
     *("history", "promote", "rollback", "reject", "explain", "plan", "requests", "forget", "loop pause", "loop resume", "cycle"),
     *("retention", "compaction", "recompute", "export", "bootstrap", "merge"),

@@ -249,6 +249,17 @@ async def test_what_is_no_adapter_of_the_base_is_refused_by_name_and_the_others_
         assert_sampled_by(world, "11", await sample(slot, "11", 4))
 
 
+def flooded(true: Probe, rows: int) -> str:
+    """Return the body of a probe that would keep an engine busy."""
+    row = {name: [value[0]] * rows for name, value in true.model_dump().items() if isinstance(value, tuple)}
+    return json.dumps(row)
+
+
+def of_another_base(true: Probe) -> str:
+    """Return the body of a probe with a token that the base lacks."""
+    return true.model_copy(update={"prompts": ((10**6,), *true.prompts[1:])}).model_dump_json()
+
+
 async def test_an_adapter_is_served_only_if_the_engine_computes_what_the_trainer_did(
     world: World, slots: tuple[AdapterClient, AdapterClient], tmp_path: Path
 ) -> None:
@@ -262,6 +273,8 @@ async def test_an_adapter_is_served_only_if_the_engine_computes_what_the_trainer
     for body, reason in (
         (off.model_dump_json(), r"log-probabilities of probe\.json differ from the trainer's by 0\.8 nats a token"),
         ('{"prompts": []}', r"probe\.json: cannot be read"),
+        (flooded(true, 10**6), r"probe\.json: cannot be read"),
+        (of_another_base(true), r"probe\.json: token 1000000, expected one below"),
     ):
         (path / probe.FILE).write_text(body)
         with pytest.raises(SwapRefused, match=reason):

@@ -82,7 +82,7 @@ def test_an_update_with_an_adapter_that_is_run_again_ends_in_the_same_bytes(answ
 
 
 def test_the_probe_of_an_adapter_has_the_log_probabilities_of_the_candidate(answers, work: Path):
-    probed = probe.read(work / "adapter 1/adapter")
+    probed = probe.read(work / "adapter 1/adapter", architectures.check(work / "adapter 1/checkpoint").vocabulary)
     assert probed and len(probed.tokens) == probe.ROWS
     exact = [
         tuple(tiny_models.logprobs(work / "adapter 1/checkpoint", list(prompt), list(tokens), 1.0))
