@@ -14,6 +14,7 @@ class InProcess:
     """Completes and scores with checkpoints that it loads."""
 
     name = "transformers"
+    together = False
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -28,6 +28,8 @@ SPECULATION = (
     "vLLM 0.32 crashes in top_k sampling with n-gram speculation and stalls for seconds without top_k, and no "
     "speculation was tried with the log-probabilities that training needs"
 )
+EVALUATED = 2
+"""Versions that the evaluation's engine holds as adapters: candidate and champion."""
 UNSUPPORTED_ARGUMENTS = {
     "enable_lora": "set serving.adapters, the number of versions that an engine holds as adapters",
     "speculative_config": SPECULATION,
@@ -78,9 +80,9 @@ def checkpoints_of(settings: Settings, slot: int | None, member: int = 0) -> Che
     """Return the checkpoints of a slot's engine, or of the evaluation's engine; None if that one reads the paths that the flow
     names."""
     state, most = settings_.path(settings.serving.state), settings.serving.most_deltas
-    if slot is None:
-        return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most)
     as_adapters = settings.serving.adapters > 0
+    if slot is None:
+        return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most, as_adapters)
     return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most, member, as_adapters)
 
 
@@ -104,7 +106,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     if options.evaluation:
         lower_priority()
     checkpoints = checkpoints_of(settings, options.slot, options.member)
-    adapters = 0 if options.evaluation else settings.serving.adapters
+    adapters = EVALUATED if options.evaluation and settings.serving.adapters else settings.serving.adapters
     last = None if options.evaluation or adapters else checkpoints.last(options.slot)
     model, version = choose_model(settings, last, options.model, options.version)
     try:

@@ -57,10 +57,12 @@ class Checkpoints:
         return cls(VersionCache(state), VersionCache(state / name, most_deltas), connect, as_adapters)
 
     @classmethod
-    def of_evaluation(cls, state: Path, connect: Callable[[], ObjectStore], most_deltas: int = 0) -> "Checkpoints":
+    def of_evaluation(
+        cls, state: Path, connect: Callable[[], ObjectStore], most_deltas: int = 0, as_adapters: bool = False
+    ) -> "Checkpoints":
         """Return the checkpoints of the evaluation's engine, whose state lies below serving.state."""
         own = VersionCache(state / "engine-evaluation", most_deltas)
-        return cls(own, own, connect)
+        return cls(own, own, connect, as_adapters)
 
     def fetch(self, version: str, source: str) -> Download:
         """Return a version, whose source is the registry's; download and verify it if needed.

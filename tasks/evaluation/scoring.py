@@ -1,6 +1,7 @@
 """Scores of several models at the same places, by the same judge. The gate and `tabloop compare` both score here."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,8 +68,10 @@ def score_models(
     judge = judges.build(settings.evaluate.judge, store)
     work = _Work(models, settings, tuple(zip(sets, counted, strict=True)), judge, store, progress)
     baseline = next(iter(contestants.values()))
-    scored = {name: work.score(contestant, baseline) for name, contestant in contestants.items()}
-    likeliest = {name: work.score_greedy(contestant) for name, contestant in contestants.items()} if greedy else {}
+    with ThreadPoolExecutor(len(contestants) if models.together else 1) as pool:
+        made = dict(zip(contestants, pool.map(work.complete, contestants.values()), strict=True))
+        likeliest = dict(zip(contestants, pool.map(work.score_greedy, contestants.values()), strict=True)) if greedy else {}
+    scored = {name: work.score(contestant, baseline, made[name]) for name, contestant in contestants.items()}
     places = [place for one in counted for place in one.places]
     # The same judge, which knows the form of requests that its endpoint takes, and without the cache.
     asked = judge.asked if isinstance(judge, judges.CachedJudge) else judge
@@ -94,18 +97,24 @@ class _Work:
     store: ObjectStore | None
     progress: Progress | None
 
-    def score(self, contestant: Contestant, baseline: Contestant) -> tuple[Scores, str]:
-        """Return the scores of a model's completions as it would serve them, and the checksum of its weights."""
-        evaluation, sampling = self.settings.evaluate, contestant.sampling
-        conditions = Conditions(sampling, self.settings.model, evaluation.seed, evaluation.stop, truths=True)
+    def complete(self, contestant: Contestant) -> list[Completions]:
+        """Return a model's completions of each set, as it would serve them."""
+        evaluation = self.settings.evaluate
+        conditions = Conditions(contestant.sampling, self.settings.model, evaluation.seed, evaluation.stop, truths=True)
+        return [
+            completions_of(self.models, contestant.checkpoint, whole, conditions, self.store, self.progress)
+            for whole, _ in self.sets
+        ]
+
+    def score(self, contestant: Contestant, baseline: Contestant, completed: Sequence[Completions]) -> tuple[Scores, str]:
+        """Return the scores of a model's completions of each set, and the checksum of its weights."""
         rows: list[PositionScore] = []
         seconds, weights = 0.0, ""
-        for whole, counted in self.sets:
-            made = completions_of(self.models, contestant.checkpoint, whole, conditions, self.store, self.progress)
+        for made, (_, counted) in zip(completed, self.sets, strict=True):
             seconds, weights, kept = seconds + made.seconds, made.weights, of_places(made, counted)
             drifts = self._drifts(contestant, baseline, kept, counted)
             rows += score_rows(counted, kept.rows, self.judge, drifts)
-        return summarise(tuple(rows), self.judge.name, sampling.temperature, seconds), weights
+        return summarise(tuple(rows), self.judge.name, contestant.sampling.temperature, seconds), weights
 
     def score_greedy(self, contestant: Contestant) -> Scores:
         """Return the scores of a model's likeliest completions, by the reference judge."""

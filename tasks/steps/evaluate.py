@@ -41,7 +41,7 @@ def evaluate(context: Context, manifest: Manifest, candidate: Candidate) -> Eval
     champion = context.checkpoint(manifest.champion)
     sources = None if sealed.evaluate.shares_disk else sources_of(context, manifest, candidate, champion)
     try:
-        with engine_models(sealed, manifest.champion, sources) as models:
+        with engine_models(sealed, manifest.champion, sources, adapters_of(context, manifest, candidate, champion)) as models:
             contest = Contest(candidate.checkpoint, champion, models, held_out)
             evaluation = evaluating.evaluate(store, sealed, contest, manifest.cycle)
     except (EngineAway, JudgeAway, JudgeRefused) as error:
@@ -58,6 +58,13 @@ def sources_of(context: Context, manifest: Manifest, candidate: Candidate, champ
     """Upload the candidate; return the address of each checkpoint, for an engine that does not share this machine's disk."""
     uploaded = registering.upload_candidate(context.store, context.registry, manifest, candidate)
     return {candidate.checkpoint: context.store.uri(uploaded), champion: context.registry.version(manifest.champion).source}
+
+
+def adapters_of(context: Context, manifest: Manifest, candidate: Candidate, champion: Path) -> Mapping[Path, Path]:
+    """Return the folder of the adapter of each checkpoint that has one."""
+    of_champion = context.adapter(manifest.champion)
+    found = {candidate.checkpoint: candidate.adapter, champion: of_champion[1] if of_champion else None}
+    return {checkpoint: adapter for checkpoint, adapter in found.items() if adapter}
 
 
 def log_sets(held_out: tuple[ScoredSet, ...]) -> None:

@@ -124,12 +124,14 @@ def groups_of(context: Context, collected: Collected) -> SampledGroups:
     settings, wanted = context.settings, context.settings.train.groups
     checkpoint = context.checkpoint(collected.parent)
     sources = None if settings.evaluate.shares_disk else {checkpoint: context.registry.version(collected.parent).source}
+    of_parent = context.adapter(collected.parent)
+    adapters = {checkpoint: of_parent[1]} if of_parent else {}
     places = list(sampled_groups.settled_places(context.store, collected.plan.partitions, collected.accounting.samples))
     sampling = settings.serving.sampling.model_copy(update={"temperature": wanted.temperature})
 
     def sampler(asked: Sequence[SettledPlace]) -> Sequence[DrawnGroup]:
         prompts = [GroupPrompt(place.id, place.prefix, place.suffix) for place in asked]
-        with engine_models(settings, collected.champion, sources) as models:
+        with engine_models(settings, collected.champion, sources, adapters) as models:
             return draw_groups(models, checkpoint, settings.model, prompts, wanted.size, sampling)
 
     began = time.monotonic()

@@ -108,6 +108,11 @@ class Models(Protocol):
         """Name of the backend; completions of different backends differ."""
         ...
 
+    @property
+    def together(self) -> bool:
+        """Whether several checkpoints can be used at once, each in a thread."""
+        ...
+
     def sample(
         self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
     ) -> list[tuple[int, ...]]:

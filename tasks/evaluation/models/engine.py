@@ -50,7 +50,15 @@ class EngineModels:
     sources: Mapping[Path, str] | None = None
     """URI of each checkpoint in the object store, from which the engine fetches it; without one it reads the checkpoint's
     path."""
+    adapters: Mapping[Path, Path] | None = None
+    """Folder of the adapter that a checkpoint has merged, for an engine that holds versions as adapters of its base; a checkpoint
+    without one has the base's weights. None: the engine holds one version, with whole weights."""
     name: str = field(default="engine", init=False)
+
+    @property
+    def together(self) -> bool:
+        """Whether several checkpoints can be used at once."""
+        return self.adapters is not None
 
     @property
     def url(self) -> str:
@@ -123,15 +131,15 @@ class EngineModels:
             EngineAway: the engine does not answer, or is busy.
             EngineRefused: the checkpoint does not fit.
         """
-        version = f"evaluation-{weights_sha256(checkpoint)[:16]}"
-        if self.health()["version"] != version:
+        version, state = f"evaluation-{weights_sha256(checkpoint)[:16]}", self.health()
+        if version not in (state["version"], *state.get("versions", ())):
             self.swap(self._path_of(checkpoint, version), version)
         return version
 
     def _path_of(self, checkpoint: Path, version: str) -> str:
         """Return the path of a checkpoint on the engine's disk. Raises EngineAway and EngineRefused."""
         if self.sources is None:
-            return str(checkpoint.resolve())
+            return str((self.adapters or {}).get(checkpoint, checkpoint).resolve())
         body = {"version": version, "source": self.sources[checkpoint]}
         return str(self._change("/fetch", body, FETCH_SECONDS)["path"])
 
@@ -194,19 +202,23 @@ class EngineModels:
 
 
 @contextlib.contextmanager
-def engine_models(settings: Settings, champion: str, sources: Mapping[Path, str] | None = None) -> Iterator[EngineModels]:
+def engine_models(
+    settings: Settings, champion: str, sources: Mapping[Path, str] | None = None, adapters: Mapping[Path, Path] | None = None
+) -> Iterator[EngineModels]:
     """Connect to the engine that the settings name.
 
     Args:
         champion: the version that serves users, whose slot is not used.
         sources: URI of each checkpoint in the object store, for an engine that does not see this machine's disk.
+        adapters: folder of the adapter of each checkpoint that has one, which an engine with serving.adapters takes.
 
     Raises:
         EngineAway: with evaluate.engine = "slot", no slot is free.
     """
     if settings.evaluate.engine == "own":
+        beside = (adapters or {}) if settings.serving.adapters else None
         with _client(settings.evaluate.engine_url, settings.evaluate.engine_token) as client:
-            yield EngineModels(client, AWAY_SECONDS, sources=sources)
+            yield EngineModels(client, AWAY_SECONDS, sources=sources, adapters=beside)
         return
     with contextlib.ExitStack() as stack:
         slots = [

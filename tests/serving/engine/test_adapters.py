@@ -5,7 +5,9 @@ import hashlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,12 @@ from infra.model.adapter_files import merge, write_adapter
 from infra.model.batches import Batch
 from infra.model.probe import Probe
 from infra.settings import Settings
-from infra.settings.schema import Evaluate, Serving
+from infra.settings.schema import Evaluate, Sampling, Serving
 from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
 from serving.slots.adapters import AdapterClient
 from serving.slots.client import EngineDown, session
+from tasks.evaluation.models.base import Prompt
+from tasks.evaluation.models.engine import engine_models
 from tests.serving import processes, tiny_models
 from tests.serving.fakes import House, experiment
 
@@ -218,6 +222,31 @@ async def test_a_batch_is_scored_by_the_version_that_it_names(world: World, slot
                 (line,) = (await response.text()).splitlines()
             exact = tiny_models.logprobs(world.whole[version], PROMPT, scored, 1.0)
             assert max(abs(a - b) for a, b in zip(exact, json.loads(line)["logprobs"], strict=True)) < 1e-4
+
+
+async def test_an_evaluation_completes_with_two_versions_at_once_and_loads_each_once(world: World) -> None:
+    written = {version: world.adapter(version) for version in ("21", "22")}
+    folders = {world.whole[version]: adapter for version, adapter in written.items()}
+    evaluate = Evaluate(engine_url=world.url, engine_token="secret")
+    settings = Settings(serving=Serving(adapters=MOST, engine_arguments=ARGUMENTS), evaluate=evaluate)
+    prompts = [Prompt(PROMPT[: 40 + n], n) for n in range(16)]
+    sampling = Sampling(temperature=TEMPERATURE, max_tokens=8)
+
+    def work() -> dict[Path, tuple[Any, Any]]:
+        with engine_models(settings, "", adapters=folders) as models, ThreadPoolExecutor(len(folders)) as pool:
+            assert models.together
+            sampled = pool.map(lambda folder: models.sample_with_logprobs(folder, prompts, sampling, (), lambda _: None), folders)
+            versions = [models.load(folder) for folder in folders]
+            assert set(versions) <= set(models.health()["versions"])
+            scored = (models.score(folder, [(PROMPT, [*range(40, 48)])]) for folder in folders)
+            return dict(zip(folders, zip(sampled, scored, strict=True), strict=True))
+
+    for folder, (sampled, (scored,)) in (await asyncio.to_thread(work)).items():
+        for prompt, (tokens, logprobs) in zip(prompts, sampled, strict=True):
+            exact = tiny_models.logprobs(folder, prompt.tokens, list(tokens), TEMPERATURE)
+            assert max(abs(a - b) for a, b in zip(exact, logprobs, strict=True)) < ROUNDING
+        exact = tiny_models.logprobs(folder, PROMPT, [*range(40, 48)], 1.0)
+        assert max(abs(a - b) for a, b in zip(exact, scored, strict=True)) < ROUNDING
 
 
 async def test_what_is_no_adapter_of_the_base_is_refused_by_name_and_the_others_serve_on(

@@ -20,6 +20,12 @@ def chat(score) -> bytes:
     return json.dumps({"choices": [{"message": {"content": json.dumps({"score": score})}}]}).encode()
 
 
+class Server(ThreadingHTTPServer):
+    """A server that keeps all connections of a test waiting: one that finds the queue full comes back after a second."""
+
+    request_queue_size = 128
+
+
 class Endpoint:
     """Responds with the (status, body) that `rule(material, attempt)` returns, or (status, body, headers). The material has the
     request's body under "request"."""
@@ -65,7 +71,7 @@ class Endpoint:
             def log_message(self, *arguments):
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = Server(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

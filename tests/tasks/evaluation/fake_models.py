@@ -29,6 +29,7 @@ class FixedText:
     text: Callable[[str, str], str]
     """Called with the folder's name and the prompt's text."""
     name: str = "fixed"
+    together: bool = False
     sampled: list[tuple[str, int, float]] = field(default_factory=list)
     """Folder, number of prompts and temperature of each call."""
     scored: list[str] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """A cycle's evaluation: what it writes, and what leaves a candidate without a verdict."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,22 @@ def test_champion_and_candidate_complete_as_they_would_serve_and_once_greedily(t
     another = fake_models.write(tmp_path / "candidate 2", "other weights")
     evaluate.evaluate(store, settings, Contest(another, checkpoints[1], models, tuple(sets[:1])), "cycle-000002")
     assert sorted(models.sampled[8:]) == [("candidate 2", 9, 0.0), ("candidate 2", 9, 0.7)]
+
+
+def test_an_engine_that_holds_both_completes_with_candidate_and_champion_at_once(tmp_path: Path) -> None:
+    """Each of the two waits for the other one."""
+    met = threading.Barrier(2)
+
+    def text(folder: str, _: str) -> str:
+        met.wait(30)
+        return "1" if folder == "champion" else "2"
+
+    places = [HeldOutPlace(id=f"p{i}", file="f.go", language="go", prefix=f"x{i} = ", suffix="", truth="1") for i in range(2)]
+    settings = Settings(evaluate=Evaluate(gate=Gate(min_places=2)))
+    checkpoints = [fake_models.write(tmp_path / name, name) for name in ("candidate", "champion")]
+    contest = Contest(*checkpoints, FixedText(text, together=True), (ScoredSet("one", "0" * 64, tuple(places)),))
+    result = evaluate.evaluate(MemoryStore(), settings, contest, "cycle-000001")
+    assert (result.candidate["exact"], result.champion["exact"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("failing", ["champion", "calibration"])
