@@ -36,14 +36,15 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     """
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
         with bench.part("events per second", share=0.1):
-            rates = await _rate(settings, Path(folder, "rate"), SECONDS.of(bench.quick))
+            rates = await rate(settings, Path(folder, "rate"), SECONDS.of(bench.quick))
         for one in rates:
             yield one
         for one in await _kills(settings, Path(folder, "kills"), bench):
             yield one
 
 
-async def _rate(settings: Settings, folder: Path, duration: float) -> list[Figure]:
+async def rate(settings: Settings, folder: Path, duration: float) -> list[Figure]:
+    """Return the events that an app of its own takes a second, and a second of its CPU."""
     async with running_app(settings, folder, WITHOUT_ENGINES) as (server, _, port):
         app, acknowledged = psutil.Process(server.pid), list[str]()
         before, began = sum(app.cpu_times()[:2]), time.monotonic()

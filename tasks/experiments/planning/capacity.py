@@ -231,7 +231,7 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
     held = load.per_day * test / DAY
     share = share_of(held, settings.collect.most_requests)
     hour, rows = load.per_day / load.hours, held * share
-    cpu = LOOK_CPU.value + _joined(hour, hour * share) + LOOK_ROW_CPU.value * rows
+    cpu = look_seconds(hour, rows, share)
     yield Row(
         "look: CPU",
         f"{number(cpu)} s every {LOOK_SECONDS:g} s, at the end of a test of {duration(test)}{sampled(share)}",
@@ -257,7 +257,7 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
         needs = f"none: {rows:,.0f} requests in the window of {days:g} days, collect.min_samples asks for {asked:,}"
     yield Row("first cycle", needs, "computed from collect.min_samples", used)
     read = min(rows, settings.collect.most_requests)
-    memory, seconds = read * JOINED_BYTES.value, _joined(rows, read)
+    memory, seconds = read * JOINED_BYTES.value, join_seconds(rows, read)
     window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
     yield Row(
         "join: memory",
@@ -273,6 +273,17 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     )
 
 
-def _joined(requests: float, sampled: float) -> float:
+def look_seconds(hour: float, rows: float, share: float = 1.0) -> float:
+    """Return the CPU seconds of a look.
+
+    Args:
+        hour: requests of an hour, which the hour that has not settled holds at most.
+        rows: requests of the test that the look counts.
+        share: share of users whose requests it counts.
+    """
+    return LOOK_CPU.value + join_seconds(hour, hour * share) + LOOK_ROW_CPU.value * rows
+
+
+def join_seconds(requests: float, sampled: float) -> float:
     """Return the CPU seconds in which requests are read, and those of the sample joined."""
     return sampled * JOINED_CPU.value + (requests - sampled) * READ_CPU.value

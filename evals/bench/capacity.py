@@ -1,0 +1,173 @@
+"""The numbers that `tabloop capacity` computes with, measured on this machine, and its predictions beside measurements.
+
+An app of its own serves completions of an engine without a model, so that the app's limit is measured; then events. A look and a
+join run at two sizes, and the plan's figure for each is compared with them. Other costs are those of MLflow's answers and of the
+stack's own engine.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from evals.bench import feedback, scale, serving
+from evals.bench.figures import Bench, Figure, Size, figure
+from evals.bench.rigs.apps import ready, running_app
+from evals.bench.rigs.servers import Server, free_ports, in_new_process, is_listening
+from evals.bench.streams import session, stream_completions
+from infra import settings as configuration
+from infra.registry.client import Registry
+from infra.settings import Settings
+from tasks.evaluation.models.base import Text
+from tasks.experiments.planning import capacity as plan
+
+COMPLETIONS, STREAMS = Size(full=2_000, quick=200), 32
+TEXT = "value = compute_something(first, second)"
+"""Its first tokens are what every completion has."""
+EVENT_SECONDS, READ_SECONDS, READERS = Size(full=10.0, quick=2.0), Size(full=10.0, quick=2.0), 8
+ENGINE_COMPLETIONS = Size(full=400, quick=64)
+LOOKS = Size(full=((1_200, 480, 4.0), (5_000, 6_250, 8.0)), quick=((1_200, 480, 1.0),))
+"""Requests a day, objects a day, and days of the tests that are looked at."""
+JOINED = Size(full=((5_000, 6_250, 7.0), (100_000, 1_000, 1.0)), quick=((10_000, 480, 1.0),))
+"""Requests a day, objects a day, and days of the windows that are joined; the first is the one of `tabloop bench scale`."""
+APART = 1.25
+"""Most that a prediction may differ from a measurement, as a factor either way."""
+ENGINE = "evals.bench.rigs.given_tokens"
+
+
+async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
+    """Measure each number, and compare the plan's with it.
+
+    Raises RuntimeError where a server does not start, or requests fail.
+    """
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
+        root = Path(folder)
+        with bench.part("app", share=0.3):
+            completion = await completion_cpu(settings, root / "app", COMPLETIONS.of(bench.quick))
+            for one in completion:
+                yield one
+            rates = {one.name: one for one in await feedback.rate(settings, root / "events", EVENT_SECONDS.of(bench.quick))}
+            event = 1 / rates["events_per_cpu_second"].value
+            yield figure("capacity.event_cpu", 1e3 * event, "ms")
+            yield compared("capacity.event_cpu", plan.EVENT_CPU.value, event)
+        with bench.part("looks and joins", share=0.5):
+            for requests, objects, days in LOOKS.of(bench.quick):
+                for one in await asyncio.to_thread(of_look, root / f"looks-{requests}", requests, objects, days):
+                    yield one
+            for requests, objects, days in JOINED.of(bench.quick):
+                for one in await asyncio.to_thread(of_join, root / f"join-{requests}", requests, objects, days):
+                    yield one
+        with bench.part("registry and engine", share=0.2):
+            reads = await asyncio.to_thread(registry_reads, settings, READ_SECONDS.of(bench.quick))
+            yield figure("capacity.registry_reads_per_second", reads, "1/s")
+            yield figure("capacity.engine_completions_per_second", await of_engine(settings, bench), "1/s")
+
+
+def compared(name: str, planned: float, measured: float) -> Figure:
+    """Return by which factor a number of the plan and a measured one differ, the larger over the smaller."""
+    return figure(f"{name}.apart", max(planned / measured, measured / planned), "times", most=APART)
+
+
+async def completion_cpu(settings: Settings, folder: Path, count: int) -> list[Figure]:
+    """Return what a completion costs the app, and how many one core of it serves, with engines that only give tokens."""
+    champion = Registry.connect(settings.registry).aliases().champion
+    assert champion, "the stack has a champion"
+    ids = Text.of(configuration.path(settings.model.base), settings.model).tokenizer.encode(TEXT, add_special_tokens=False).ids
+    ports = free_ports(2)
+    variables = {"TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in ports])}
+    pairs = await asyncio.to_thread(serving.prompts, settings, count)
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        for port in ports:
+            tokens = [f"--tokens={token}" for token in ids[:10]]
+            command = (sys.executable, "-m", ENGINE, f"--port={port}", f"--version={champion}", *tokens)
+            listens: Callable[[], bool] = partial(is_listening, port)
+            engine = stack.enter_context(Server("engine", command, os.environ, folder / f"engine-{port}.log", listens))
+            await asyncio.to_thread(engine.wait)
+        async with running_app(settings, folder, variables) as (server, port, _), session(settings.serving.token) as http:
+            await ready(port)
+            app = psutil.Process(server.pid)
+            url, bodies = f"http://127.0.0.1:{port}/v1/completions", [serving.editor_body(settings, text) for text, _ in pairs]
+            await stream_completions(http, url, bodies[: count // 10], STREAMS)  # the first ones compile and connect
+            before, began = sum(app.cpu_times()[:2]), time.monotonic()
+            results, _ = await stream_completions(http, url, bodies[count // 10 :], STREAMS)
+            cpu, seconds = sum(app.cpu_times()[:2]) - before, time.monotonic() - began
+    tokens_each = statistics.fmean(result.tokens for result in results)
+    return [
+        figure("capacity.completion_tokens", tokens_each, ""),
+        figure("capacity.completion_cpu", 1e3 * cpu / len(results), "ms"),
+        figure("capacity.completions_per_second", len(results) / seconds, "1/s"),
+        figure("capacity.app_busy", cpu / seconds, "cores"),
+        compared("capacity.completion_cpu", plan.COMPLETION_CPU.value, cpu / len(results)),
+    ]
+
+
+def make(folder: Path, requests: int, objects: int, days: float) -> None:
+    """Write the events of so many days: requests and objects a day."""
+    span = scale.END - days * scale.DAY, scale.END
+    scale.make(scale.CountingStore(folder), scale.experiment_of(days), span, requests, objects)
+
+
+def of_look(folder: Path, requests: int, objects: int, days: float) -> list[Figure]:
+    """Return the CPU of a look at a test of so many days after the first one, beside the plan's."""
+    scale.make(
+        scale.CountingStore(folder), scale.experiment_of(days), (scale.END - days * scale.DAY, scale.END), requests, objects
+    )
+    found = scale.measured(folder, days, requests, objects, lambda: None)["later"]
+    name = f"capacity.look_{requests}_a_day_{days:g}_days"
+    planned = plan.look_seconds(requests / 24, found["requests"])
+    return [figure(name, found["cpu"], "s of CPU"), compared(name, planned, found["cpu"])]
+
+
+def of_join(folder: Path, requests: int, days: float) -> list[Figure]:
+    """Return the CPU and memory of a cycle's join, beside the plan's."""
+    objects = max(48, requests // 100)
+    scale.make(
+        scale.CountingStore(folder), scale.experiment_of(days), (scale.END - days * scale.DAY, scale.END), requests, objects
+    )
+    found = in_new_process(scale.measure_join, folder, days)
+    name, rows = f"capacity.join_{requests}_a_day_{days:g}_days", found["requests"]
+    return [
+        figure(name, found["cpu"], "s of CPU"),
+        compared(name, plan.join_seconds(rows, rows), found["cpu"]),
+        figure(f"{name}_memory", found["memory"], "MB more"),
+        compared(f"{name}_memory", rows * plan.JOINED_BYTES.value / 2**20, found["memory"]),
+    ]
+
+
+def registry_reads(settings: Settings, seconds: float) -> float:
+    """Return the reads of the aliases that MLflow answers in a second."""
+    end = time.monotonic() + seconds
+
+    def read(_: int) -> int:
+        registry, count = Registry.connect(settings.registry), 0
+        while time.monotonic() < end:
+            registry.aliases()
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return sum(pool.map(read, range(READERS))) / seconds
+
+
+async def of_engine(settings: Settings, bench: Bench) -> float:
+    """Return the completions that the stack's app and engine serve in a second."""
+    count = ENGINE_COMPLETIONS.of(bench.quick)
+    pairs = await asyncio.to_thread(serving.prompts, settings, count)
+    bodies = [serving.editor_body(settings, text) for text, _ in pairs]
+    url = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
+    http: aiohttp.ClientSession
+    async with session(settings.serving.simulation_token) as http:
+        _, seconds = await stream_completions(http, url, bodies, STREAMS)
+    return count / seconds
