@@ -12,9 +12,9 @@ settled text is looked for, so that the result is the same for any partitions (t
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from tasks.labels.places import common_start
@@ -114,8 +114,7 @@ def compare(earlier: Seen, later: Seen, elsewhere: Set[str] = frozenset()) -> Ve
     """Return whether two requests show the same document; `elsewhere`: lines of documents that are not the later one's."""
     if not earlier.lines or not later.lines:
         return "unknown"
-    lines, there = earlier.without_cursor(), later.lines
-    places = dict(zip(there, range(len(there)), strict=True))
+    lines, there, places = earlier.without_cursor(), later.lines, _places(later.lines)
     common = [number for number, line in enumerate(lines) if line in places]
     if not common:
         return "other" if lines else "unknown"
@@ -128,15 +127,23 @@ def compare(earlier: Seen, later: Seen, elsewhere: Set[str] = frozenset()) -> Ve
     gone += min(first, begin) or not _end_alike(
         lines[first - 1] if first else earlier.first, there[begin - 1] if begin else later.first
     )
-    edited = gone > 0 and _edited(set(lines) - set(there), set(there) - set(earlier.lines))
-    if (gone - edited) * MOST_GONE > len(common):
-        return "other"
+    if gone * MOST_GONE > len(common):
+        # One line that is gone may have been edited, which is looked for where it decides.
+        decides = (gone - 1) * MOST_GONE <= len(common)
+        if not (decides and _edited(set(lines) - places.keys(), places.keys() - set(earlier.lines))):
+            return "other"
     telling = earlier.telling & later.telling
     if earlier.first == later.first and SHARED.match(earlier.first) is None:
         telling |= {earlier.first}
     own = telling - elsewhere if elsewhere else telling
     enough = sum(map(len, telling)) >= LEAST_COMMON and sum(map(len, own)) >= LEAST_OWN
     return "unknown" if not enough else "edited" if gone else "same"
+
+
+@lru_cache(maxsize=4)
+def _places(lines: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the last place of each line. Cached, since a request is compared with several before it."""
+    return dict(zip(lines, range(len(lines)), strict=True))
 
 
 def shows_again(document: str, cursor: int, later: str, later_cursor: int) -> bool:
@@ -186,6 +193,8 @@ def _edited(gone: Set[str], new: Set[str]) -> bool:
 
 
 def _alike(one: str, other: str) -> bool:
+    if one[0] != other[0] and one[-1] != other[-1]:
+        return False
     size = min(len(one), len(other))
     begin = common_start(one, other)
     return 2 * (begin + common_start(one[begin:][::-1], other[begin:][::-1])) >= size

@@ -140,8 +140,10 @@ def place_of(document: str, cursor: int, characters: int) -> Place:
 
 def common_start(one: Sequence[str], other: Sequence[str]) -> int:
     """Return how many elements two sequences begin with in common."""
-    shortest = min(len(one), len(other))
-    return next((n for n in range(shortest) if one[n] != other[n]), shortest)
+    for number, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return number
+    return min(len(one), len(other))
 
 
 def agreed(text: str, whole: bool, earlier: View) -> tuple[str, bool]:
