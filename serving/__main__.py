@@ -50,6 +50,7 @@ from serving.slots.follower import Follower
 from serving.slots.group import EngineGroup, is_looked_up
 from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
+from serving.status import certificates
 from serving.status.data import Links, StatusData
 from serving.status.routes import StatusSources
 
@@ -124,6 +125,7 @@ class Parts:
     shipper: Shipper
     follower: Follower
     choices: Choices
+    data: StatusData
     completions: FastAPI
     feedback: FastAPI
 
@@ -147,10 +149,11 @@ def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drai
     follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices)
     feedback = FeedbackService(access, recorder)
-    status = StatusSources(access, arms, spool, shipper, metrics, StatusData(registry, store), links(settings), drain)
+    data = StatusData(registry, store)
+    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)
-    return Parts(metrics, access, redactor, recorder, shipper, follower, choices, completions_app, feedback_app)
+    return Parts(metrics, access, redactor, recorder, shipper, follower, choices, data, completions_app, feedback_app)
 
 
 async def serve(settings: Settings) -> None:
@@ -170,6 +173,7 @@ async def serve(settings: Settings) -> None:
                 parts.redactor.long_texts.start(),
                 parts.choices.follow(),
                 access.tokens.follow(),
+                certificates.follow(settings, parts.data.certificates),
             ),
             *(connections.close_expired(), gc_pauses.collect_when_quiet(connections)),
         )

@@ -27,14 +27,14 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
             began = time.time()
             seconds, schedules = _schedules(flow)
             begun = LoopRun(flow=flow, began=began, run=flow_run.id or "", schedules=schedules, prefect_seconds=seconds)
-            _write(begun)
+            begun = _begin(begun)
             try:
                 result = function(*arguments, **keywords)
             except Exception as error:
-                _write(_ended(begun, "Failed", str(error)))
+                _write(begun.end(time.time(), "Failed", str(error)))
                 raise
             state = (result.name, result.message) if isinstance(result, State) else (result.result, result.reason)
-            _write(_ended(begun, *state))
+            _write(begun.end(time.time(), state[0] or "", state[1] or ""))
             return result
 
         return run
@@ -42,8 +42,17 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _ended(run: LoopRun, state: str | None, message: str | None) -> LoopRun:
-    return run.model_copy(update={"ended": time.time(), "state": state or "", "message": message or ""})
+def _begin(run: LoopRun) -> LoopRun:
+    """Write a run at its begin, and return it with what the run before it left; of a store that does not answer, as it is."""
+    found = [run]
+
+    def note() -> None:
+        store = contexts.load().store
+        found.append(run.after(loop_runs.newest(store, run.flow)))
+        loop_runs.write(store, found[-1])
+
+    attempt_to_show("note of the run", note)
+    return found[-1]
 
 
 def _write(run: LoopRun) -> None:

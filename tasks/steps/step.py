@@ -46,6 +46,11 @@ def note_progress(context: Context, done: float, of: float) -> None:
     attempt_to_show("progress", lambda: cycle_progress.advance(context.store, done, of, time.time()))
 
 
+def note_awaited_gpus(context: Context) -> None:
+    """Note that the stage of a cycle waits for GPUs; `note_progress` and the next stage end the wait."""
+    attempt_to_show("progress", lambda: cycle_progress.await_gpus(context.store, time.time()))
+
+
 def _note_stage(context: Context, stage: str) -> None:
     if flow_run.flow_name == CYCLE:
         attempt_to_show("progress", lambda: cycle_progress.enter(context.store, flow_run.id or "", stage, time.time()))
