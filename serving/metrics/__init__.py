@@ -141,6 +141,7 @@ class Metrics:
         self.redaction_wait = histogram(
             "tabloop_redaction_wait_seconds", "CPU time of the texts that a long text waited for before it was redacted"
         )
+        self.spans_lost = counter("tabloop_spans_lost", "Spans that the OTLP endpoint did not take, or that found the queue full")
         self.shadow_copies = counter("tabloop_shadow_copies", "Copies of requests for a challenger that nobody sees", ("result",))
         self.connections = gauge("tabloop_connections", "Open connections of both ports")
         self.closed_connections = counter(

@@ -12,7 +12,8 @@ from prefect.states import State
 from infra.records import CycleOutcome, LoopFlow, LoopRun
 from infra.storage import loop_runs
 from tasks.steps import context as contexts
-from tasks.steps.step import attempt_to_show
+from tasks.steps.step import CYCLE, attempt_to_show
+from tasks.steps.traced import run_span
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=State | CycleOutcome)
@@ -32,14 +33,21 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 result = function(*arguments, **keywords)
             except Exception as error:
                 _write(begun.end(time.time(), "Failed", str(error)))
+                _trace(begun, "Failed", type(error).__name__)
                 raise
             state = (result.name, result.message) if isinstance(result, State) else (result.result, result.reason)
             _write(begun.end(time.time(), state[0] or "", state[1] or ""))
+            _trace(begun, state[0] or "")
             return result
 
         return run
 
     return decorate
+
+
+def _trace(run: LoopRun, state: str, error: str = "") -> None:
+    if run.flow == CYCLE:
+        run_span(run.run, run.flow, run.began, {"tabloop.state": state}, error)
 
 
 def _begin(run: LoopRun) -> LoopRun:
