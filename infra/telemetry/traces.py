@@ -4,9 +4,10 @@ Spans are made whole, once all of their times are known: while a request runs, n
 """
 
 import logging
-import secrets
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -14,13 +15,16 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.types import AttributeValue
 
 from infra.telemetry.spans import Span, ids
 
 log = logging.getLogger(__name__)
 QUEUE, QUEUE_VARIABLE = 2048, "OTEL_BSP_MAX_QUEUE_SIZE"
 """Spans that wait for the endpoint at most; the oldest give way."""
-SCOPE = InstrumentationScope("tabloop")
+REMEMBERED = 10_000
+"""Ids whose choice is remembered: a completion is asked for at its end, when it is shipped, and when it is judged."""
+SCOPE, WELL = InstrumentationScope("tabloop"), Status(StatusCode.OK)
 QUIET = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal")
 """Loggers with a line for each attempt, which Counting replaces."""
 
@@ -34,30 +38,32 @@ class Traces:
         provider = TracerProvider(
             resource=Resource.create(None if named else {SERVICE_NAME: service}), shutdown_on_exit=False
         )  # reads the standard variables of sampler and resource
-        self._sampler, self._resource = provider.sampler, provider.resource
+        self._sampler = provider.sampler
+        self._resource = OneResource(provider.resource.attributes, provider.resource.schema_url)
+        self._ids = random.Random()
+        self.chosen = lru_cache(REMEMBERED)(self._chosen)
+        """Returns whether the sampler chooses the trace of an id: every process decides alike."""
         for logger in QUIET:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         self._queue = BoundedQueue(Counting(OTLPSpanExporter(), lost), int(variables.get(QUEUE_VARIABLE) or QUEUE), lost)
 
-    def chosen(self, of: str) -> bool:
-        """Return whether the sampler chooses the trace of an id: every process decides alike."""
-        return self._sampler.should_sample(None, ids(of)[0], "request").decision.is_sampled()
-
-    def first(self, of: str, span: Span) -> None:
-        """Send the first span of a trace, the parent of all others."""
+    def send(self, of: str, spans: Sequence[Span], first: Span | None = None) -> None:
+        """Send spans of the trace of an id: the first one, which is the parent of all others, and some of these, in any order."""
         trace, identifier = ids(of)
-        self._send(span, _context(trace, identifier), None, SpanKind.SERVER)
-
-    def add(self, of: str, span: Span) -> None:
-        """Send a span below the first one, sooner or later than that one."""
-        trace, parent = ids(of)
-        self._send(span, _context(trace, secrets.randbits(64) or 1), _context(trace, parent), SpanKind.INTERNAL)
+        parent = _context(trace, identifier)
+        if first:
+            self._send(first, parent, None, SpanKind.SERVER)
+        for span in spans:
+            self._send(span, _context(trace, self._ids.getrandbits(64) or 1), parent, SpanKind.INTERNAL)
 
     def flush(self, seconds: float) -> None:
         """Send what waits, and wait for it so long at most."""
         flushing = threading.Thread(target=self._queue.force_flush, daemon=True)
         flushing.start()
         flushing.join(max(0.0, seconds))
+
+    def _chosen(self, of: str) -> bool:
+        return self._sampler.should_sample(None, ids(of)[0], "request").decision.is_sampled()
 
     def _send(self, span: Span, context: SpanContext, parent: SpanContext | None, kind: SpanKind) -> None:
         self._queue.on_end(
@@ -66,14 +72,25 @@ class Traces:
                 context=context,
                 parent=parent,
                 resource=self._resource,
-                attributes=dict(span.attributes),
+                attributes=span.attributes,
                 kind=kind,
-                status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK),
+                status=Status(StatusCode.ERROR, span.error) if span.error else WELL,
                 start_time=round(span.began * 1e9),
                 end_time=round(span.ended * 1e9),
                 instrumentation_scope=SCOPE,
             )
         )
+
+
+class OneResource(Resource):
+    """The resource of all spans, which the exporter looks up for each: its hash, by JSON, is computed once."""
+
+    def __init__(self, attributes: Mapping[str, AttributeValue], schema_url: str) -> None:
+        super().__init__(attributes, schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class Counting(SpanExporter):

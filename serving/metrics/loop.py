@@ -28,7 +28,7 @@ MOST_REASONS = 20
 """Most reasons of quarantined requests with a series of their own, the most frequent ones; all others are "other"."""
 RESULTS = ("registered", "refused", "abandoned", RUNNING)
 PARTS = ("versions", "cycles", "looks")
-"""Parts of what is read of registry and object store (serving/status/data.py)."""
+"""Parts that are read of registry and object store (serving/status/data.py)."""
 STAGES: tuple[StageName, ...] = ("shadow", "ramp", "test", "paused", "watch", "anchor")
 
 

@@ -73,21 +73,20 @@ class CompletionTraces:
             "tabloop.withheld": row.withheld,
         }
         error = row.finish_reason if row.finish_reason == "error" else ""
-        self._traces.first(row.id, Span("request", row.time, row.time + times.answered, attributes, error))
-        for name, began, ended in times.parts():
-            self._traces.add(row.id, Span(name, row.time + began, row.time + ended))
+        parts = [Span(name, row.time + began, row.time + ended) for name, began, ended in times.parts()]
+        self._traces.send(row.id, parts, Span("request", row.time, row.time + times.answered, attributes, error))
 
     def failed(self, completion_id: str, began: float, ended: float, kind: str) -> None:
         """Send the span of a request that no engine answered; `kind` is the error's."""
         if self._traces.chosen(completion_id):
             attributes = {"gen_ai.request.model": self._model, "gen_ai.response.id": completion_id, "error.type": kind}
-            self._traces.first(completion_id, Span("request", began, ended, attributes, kind))
+            self._traces.send(completion_id, (), Span("request", began, ended, attributes, kind))
 
     def shipped(self, events: Sequence[Event], began: float, ended: float) -> None:
         """Send a span for each sampled completion of a segment that was uploaded."""
         for event in events:
             if isinstance(event, Completion) and not event.opted_out and self._traces.chosen(event.id):
-                self._traces.add(event.id, Span("ship", began, ended))
+                self._traces.send(event.id, [Span("ship", began, ended)])
 
     def judged(self, completion_id: str, row: Feedback, ended: float) -> None:
         """Send what a developer did with a completion."""
@@ -103,4 +102,4 @@ class CompletionTraces:
             attributes["gen_ai.evaluation.score.value"] = float(accepted)
         if row.reason:
             attributes["gen_ai.evaluation.explanation"] = row.reason
-        self._traces.add(completion_id, Span(OUTCOME, row.time, ended, attributes))
+        self._traces.send(completion_id, [Span(OUTCOME, row.time, ended, attributes)])

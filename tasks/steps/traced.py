@@ -31,7 +31,7 @@ def of_flows() -> "Traces | None":
 
 @contextmanager
 def step_span(run: str, name: str) -> Iterator[None]:
-    """Send a span of what runs inside, below the run's own. A fault of tracing stops nothing."""
+    """Send a span of the code inside, below the run's own. A fault of tracing stops nothing."""
     began, error = time.time(), ""
     try:
         yield
@@ -52,9 +52,9 @@ def _send(run: str, span: Span, *, first: bool) -> None:
         if (traces := of_flows()) is None or not run or not traces.chosen(run):
             return
         if first:
-            traces.first(run, span)
+            traces.send(run, (), span)
             traces.flush(FLUSH_SECONDS)
         else:
-            traces.add(run, span)
+            traces.send(run, [span])
     except Exception as error:
         get_run_logger().warning("traces: %s", error)

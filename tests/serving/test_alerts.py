@@ -70,6 +70,7 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'tabloop_version_fetches_total{how="delta"}': "0+1x200"},
     ),
     "RatesUnshared": ({"tabloop_unshared_rates_total": "0+5x200"}, {"tabloop_unshared_rates_total": "3+0x200"}),
+    "TracesLost": ({"tabloop_spans_lost_total": "0+5x200"}, {"tabloop_spans_lost_total": "3+0x200"}),
     "ScrapeMissing": ({'up{job="tabloop-engines"}': "0+0x200"}, {'up{job="tabloop-engines"}': "1+0x200"}),
 }
 """Series of each alert on which it fires, and on which it is silent, in promtool's notation: a value a minute."""

@@ -1,4 +1,4 @@
-"""The dashboard of what developers get: requests, times, errors against their objectives, answers, and recording."""
+"""The dashboard of the app: requests, times, errors against their objectives, answers, and recording."""
 
 from evals.docs.dashboards.board import Board, Panel, Query, lines, number
 

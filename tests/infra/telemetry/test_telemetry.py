@@ -96,8 +96,8 @@ def test_the_sampler_and_the_services_name_are_the_standard_ones(monkeypatch: py
         names = [f"cmpl-{number}" for number in range(2000)]
         chosen = [name for name in names if one.chosen(name)]
         assert 140 < len(chosen) < 260 and chosen == [name for name in names if other.chosen(name)]
-        one.first(chosen[0], Span("request", 1.0, 2.0))
-        other.add(chosen[0], Span("outcome", 5.0, 6.0))
+        one.send(chosen[0], (), Span("request", 1.0, 2.0))
+        other.send(chosen[0], [Span("outcome", 5.0, 6.0)])
         one.flush(10)
         other.flush(10)
         found = received.of(trace_id(chosen[0]))
