@@ -173,7 +173,8 @@ async def serve(settings: Settings) -> None:
     connections = make_connections(serving.limits, metrics)
     connections.fit_to_descriptors()
     async with client.session() as http:
-        parts = wire(settings, http, metrics, drain, traces and CompletionTraces(traces, settings.model.name, CLIENT_NAMES))
+        traced = CompletionTraces(traces, settings.model.name, CLIENT_NAMES) if traces else None
+        parts = wire(settings, http, metrics, drain, traced)
         access, recorder, shipper = parts.access, parts.recorder, parts.shipper
         gc_pauses.freeze()
         endless = (

@@ -22,8 +22,8 @@ from infra.telemetry.spans import REQUEST
 from serving.recording.traces import CompletionTraces, Times
 
 REQUESTS = Size(full=50_000, quick=2_000)
-BURST = 200
-"""Requests after which what waits is sent: their spans find room in the queue."""
+TRACED = 60
+"""Traced requests after which their spans are sent, about as many as the standard queue sends at once."""
 REQUEST_MS = 2.7
 """The least CPU time of a completion in the app (infra/docs/measurements.md)."""
 MOST_SHARE = 0.02
@@ -98,32 +98,33 @@ def traced(url: str, share: float, count: int, model: str) -> tuple[float, int]:
         traces = switch.traces("tabloop", os.environ, lost.append)
     assert traces
     sent = CompletionTraces(traces, model, ())
-    _burst(sent)
+    burst = round(TRACED / share)
+    _burst(sent, burst)
     traces.flush(60)  # the first spans load what the exporter needs
     began = time.process_time()
-    for _ in range(count // BURST):
-        _burst(sent)
+    rounds = max(1, count // burst)
+    for _ in range(rounds):
+        _burst(sent, burst)
         traces.flush(60)
-    return (time.process_time() - began) / count - _rows_seconds(), sum(lost)
+    return (time.process_time() - began) / (rounds * burst) - _row_seconds(), sum(lost)
 
 
-def _burst(sent: CompletionTraces) -> None:
-    for row, answer in _rows():
+def _burst(sent: CompletionTraces, count: int) -> None:
+    for row, answer in _rows(count):
         sent.answered(row, TIMES)
         sent.shipped([row], row.time, row.time)
         sent.judged(row.id, answer, row.time)
 
 
-def _rows() -> list[tuple[Completion, Feedback]]:
-    return [(ROW.model_copy(update={"id": f"cmpl-{uuid.uuid4()}"}), ANSWER) for _ in range(BURST)]
+def _rows(count: int) -> list[tuple[Completion, Feedback]]:
+    return [(ROW.model_copy(update={"id": f"cmpl-{uuid.uuid4()}"}), ANSWER) for _ in range(count)]
 
 
-def _rows_seconds() -> float:
+def _row_seconds(count: int = 10_000) -> float:
     """Return the CPU seconds of making a row, which are not tracing's."""
     began = time.process_time()
-    for _ in range(100):
-        _rows()
-    return (time.process_time() - began) / (100 * BURST)
+    _rows(count)
+    return (time.process_time() - began) / count
 
 
 @contextmanager

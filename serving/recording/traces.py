@@ -90,7 +90,7 @@ class CompletionTraces:
 
     def judged(self, completion_id: str, row: Feedback, ended: float) -> None:
         """Send what a developer did with a completion."""
-        if not COMPLETION_ID.fullmatch(completion_id) or not self._traces.chosen(completion_id):
+        if not self._traces.chosen(completion_id) or not COMPLETION_ID.fullmatch(completion_id):
             return
         accepted = is_accepted(strength(row.outcome, row.reason))
         attributes: dict[str, Value] = {
