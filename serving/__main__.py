@@ -22,6 +22,7 @@ from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.stack import files
 from infra.storage.store import ObjectStore
+from infra.telemetry import logs, switch
 from serving.access import Access
 from serving.app import create_completions_app, create_feedback_app
 from serving.engine.version_cache import VersionCache
@@ -41,6 +42,7 @@ from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
+from serving.recording.traces import CompletionTraces
 from serving.slots import client
 from serving.slots.adapters import AdapterClient
 from serving.slots.arms import Arms, Slot
@@ -50,10 +52,13 @@ from serving.slots.follower import Follower
 from serving.slots.group import EngineGroup, is_looked_up
 from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
+from serving.status import certificates
 from serving.status.data import Links, StatusData
 from serving.status.routes import StatusSources
 
 log = logging.getLogger("serving")
+FLUSH_SECONDS = 1.0
+"""Longest wait at the end for spans that are not sent yet."""
 EXIT_SECONDS = 0.5
 """Time at the end of the grace period for the process to end by itself."""
 
@@ -124,43 +129,52 @@ class Parts:
     shipper: Shipper
     follower: Follower
     choices: Choices
+    data: StatusData
     completions: FastAPI
     feedback: FastAPI
 
 
-def wire(settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drain: Drain) -> Parts:
+def wire(
+    settings: Settings, http: aiohttp.ClientSession, metrics: Metrics, drain: Drain, traces: CompletionTraces | None = None
+) -> Parts:
     """Make every part from the settings. Nothing is started, and no other server is asked."""
     serving = settings.serving
     spool = Spool(settings_.path(serving.spool))
     store = ObjectStore.connect(settings.store)
-    shipper = Shipper(spool, store, serving.ship_seconds)
+    shipper = Shipper(spool, store, serving.ship_seconds, traces)
     choices = Choices(store, settings_.path(serving.state) / "choices.json")
     access = Access(serving, metrics.ignored_users.inc, metrics.unshared_rates.inc, chose=choices.hold)
     hosts = accepted_hosts(serving)
     sampling = policy(settings)
     redactor = event_redactor(settings, metrics)
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
-    recorder = Recorder(spool, metrics, redactor, opt_outs, settings.collect.join_seconds)
+    recorder = Recorder(spool, metrics, redactor, opt_outs, settings.collect.join_seconds, traces)
     arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
     versions = VersionCache(settings_.path(serving.state), serving.most_deltas)
     registry = Registry.connect(settings.registry)
     follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices)
     feedback = FeedbackService(access, recorder)
-    status = StatusSources(access, arms, spool, shipper, metrics, StatusData(registry, store), links(settings), drain)
+    data = StatusData(registry, store)
+    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)
-    return Parts(metrics, access, redactor, recorder, shipper, follower, choices, completions_app, feedback_app)
+    return Parts(metrics, access, redactor, recorder, shipper, follower, choices, data, completions_app, feedback_app)
 
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then end as serving.drain says."""
     serving = settings.serving
     metrics, drain = Metrics(CLIENT_NAMES), Drain(serving.drain)
+    try:
+        traces = switch.traces("tabloop", os.environ, metrics.spans_lost.inc)
+    except ValueError as error:
+        raise SystemExit(f"serving: {error}") from None
     connections = make_connections(serving.limits, metrics)
     connections.fit_to_descriptors()
     async with client.session() as http:
-        parts = wire(settings, http, metrics, drain)
+        traced = CompletionTraces(traces, settings.model.name, CLIENT_NAMES) if traces else None
+        parts = wire(settings, http, metrics, drain, traced)
         access, recorder, shipper = parts.access, parts.recorder, parts.shipper
         gc_pauses.freeze()
         endless = (
@@ -170,6 +184,7 @@ async def serve(settings: Settings) -> None:
                 parts.redactor.long_texts.start(),
                 parts.choices.follow(),
                 access.tokens.follow(),
+                certificates.follow(settings, parts.data.certificates),
             ),
             *(connections.close_expired(), gc_pauses.collect_when_quiet(connections)),
         )
@@ -190,14 +205,16 @@ async def serve(settings: Settings) -> None:
             drain.recorded = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(shipper.ship(), drain.seconds_left - EXIT_SECONDS)
+            if traces:
+                await asyncio.to_thread(traces.flush, min(FLUSH_SECONDS, drain.seconds_left - EXIT_SECONDS))
 
 
 def main() -> int:
     argparse.ArgumentParser(prog="python -m serving", description="Serve completions and feedback until SIGTERM.").parse_args()
     os.umask(files.PRIVATE)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    uvloop.run(serve(settings_.load()))
+    settings = settings_.load()
+    logs.configure(settings.serving.log_format)
+    uvloop.run(serve(settings))
     return 0
 
 

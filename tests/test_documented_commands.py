@@ -69,6 +69,7 @@ NOT_RUN = {
     r"python -m tasks\.trainer\.(node|worker)": "serves until it is stopped; tests/tasks/trainer starts it",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `tabloop up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
+    r"python -m evals\.docs\.dashboards": "writes files of the repository; tests/evals/docs/test_dashboards.py compares them",
     r"prefect worker start.*": "serves until it is stopped; `tabloop up` starts it",
     r"(\.venv/bin/)?python -m dask .*": "serves until it is stopped; tests/flows/test_dask.py starts it",
     r"(VLLM_\S+ )?vllm serve.*": "needs a model's directory; tests/serving/slots/test_external_vllm.py starts it",

@@ -35,7 +35,19 @@ ORDER = {
     "serving": ("access", "metrics", "engine", "recording", "slots", "gateway", "status", "app"),
     "evals": ("progress", "developers", "base_model", "compare", "demo", "bench", "studies", "docs"),
     "infra": (
-        *("records", "settings", "assignment", "identity", "model", "redaction", "http", "storage", "registry", "pages"),
+        *(
+            "records",
+            "settings",
+            "telemetry",
+            "assignment",
+            "identity",
+            "model",
+            "redaction",
+            "http",
+            "storage",
+            "registry",
+            "pages",
+        ),
         *("stack", "cli"),
     ),
 }

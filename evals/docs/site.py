@@ -18,6 +18,7 @@ from serving.__main__ import wire
 from serving.gateway.dialects import CLIENT_NAMES
 from serving.gateway.drain import Drain
 from serving.metrics import Metrics
+from serving.metrics.loop import GAUGES
 from serving.slots import client
 
 
@@ -36,7 +37,8 @@ async def describe(settings: Settings) -> dict[str, Any]:
 def described(metrics: Metrics) -> list[dict[str, Any]]:
     """Return name, type, labels and help of every metric, in the order in which they are declared."""
     declared = [metric for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)]
-    return [
+    of_loop = [{"name": n, "kind": "gauge", "labels": labels, "help": text} for n, (text, labels) in GAUGES.items()]
+    return of_loop + [
         {
             "name": each.name + ("_total" if each.type == "counter" else ""),
             "kind": each.type,

@@ -210,3 +210,5 @@ class CycleOutcome(Record):
     """The candidate's version, also if it did not pass; empty if there is none."""
     experiment: str = ""
     """The experiment the candidate entered; empty if none."""
+    ended: float = 0.0
+    """When it was written; 0 in outcomes written before this field existed."""

@@ -20,6 +20,8 @@ class CycleProgress(Record):
     """Work of the stage that is done, in its own unit, such as steps of the trainer."""
     of: float = 0.0
     """Work of the stage in all; 0: unknown."""
+    awaits_gpus: float = 0.0
+    """Since when the stage waits for GPUs; 0: it does not."""
     seconds: dict[str, float] = Field(default={})
     """Seconds of each stage of this run that has ended."""
     usual: dict[str, float] = Field(default={})
@@ -34,4 +36,8 @@ class CycleProgress(Record):
 
     def advanced(self, done: float, of: float, now: float) -> "CycleProgress":
         """Return the progress after a part of the stage's work."""
-        return self.model_copy(update={"done": done, "of": of, "seen": now})
+        return self.model_copy(update={"done": done, "of": of, "seen": now, "awaits_gpus": 0.0})
+
+    def waiting(self, now: float) -> "CycleProgress":
+        """Return the progress while the stage waits for GPUs."""
+        return self.model_copy(update={"seen": now, "awaits_gpus": self.awaits_gpus or now})

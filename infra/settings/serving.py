@@ -316,6 +316,8 @@ class Serving(Section):
     """Seconds between two reads of the registry's aliases."""
     state: Path = Path("var/serving")
     """Directory of downloaded versions and the last known assignment of versions to slots."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines of the app's log: text for people, or a JSON object a line with the ids of the request and of its trace."""
     most_deltas: int = Field(4, ge=0)
     """Most deltas, from a version on the disk, that replace the full copy of a version: each holds what changed from the version
     that it was trained from. 0: full copies only, and a cycle writes no delta."""

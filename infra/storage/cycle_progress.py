@@ -25,10 +25,18 @@ def advance(store: ObjectStore, done: float, of: float, now: float) -> None:
         store.put_json(KEY, before.advanced(done, of, now))
 
 
+def await_gpus(store: ObjectStore, now: float) -> None:
+    """Write that the stage waits for GPUs, until `advance` or the next stage. Raises the store's errors."""
+    if before := read(store):
+        store.put_json(KEY, before.waiting(now))
+
+
 def described(progress: CycleProgress, now: float) -> str:
     """Return the stage with its work and the time left: by the work that is done, else by the last run that had the stage."""
     spent, usual = now - progress.started, progress.usual.get(progress.stage, 0.0)
     work = f"{progress.stage}{f', {progress.done:.0f} of {progress.of:.0f}' if progress.of else ''}"
+    if progress.awaits_gpus:
+        return f"{work}, waits for GPUs for {span(now - progress.awaits_gpus)}"
     if progress.of and progress.done:
         return f"{work}, {span(spent * (progress.of / progress.done - 1))} left"
     if not usual:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import get_args
 
 from infra.records import LoopFlow, LoopRun
+from infra.records.loop import FAILED
 from infra.storage.store import ObjectStore
 
 PREFIX = "loop/"
 EVERY_SECONDS: Mapping[LoopFlow, float] = {"experiment": 20.0, "cycle": 60.0}
-"""Intervals of the schedules (prefect.yaml)."""
+"""Intervals of the schedules (prefect.yaml) without which nothing is learnt or watched."""
 LATE_SECONDS: Mapping[LoopFlow, float] = {"experiment": 60.0, "cycle": 180.0}
 """Longest time without a run while the schedule is on."""
 LONG_LOOK_SECONDS = 300.0
@@ -24,7 +25,6 @@ WAITING_SECONDS = 60.0
 """Longest time for which an event waits in the spool while the object store answers."""
 SLOW_SECONDS = 2.0
 """An answer of Prefect's server after this time is slow."""
-FAILED = ("Failed", "Crashed")
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,14 @@ def write(store: ObjectStore, run: LoopRun) -> None:
     store.put_json(key(run.flow), run)
 
 
+def newest(store: ObjectStore, flow: LoopFlow) -> LoopRun | None:
+    """Return a flow's newest run, or None before the first."""
+    return store.find(key(flow), LoopRun)
+
+
 def read(store: ObjectStore) -> dict[str, LoopRun]:
     """Return the newest run of each flow, by its name; a flow that never ran is absent."""
-    found = {flow: store.find(key(flow), LoopRun) for flow in get_args(LoopFlow)}
+    found = {flow: newest(store, flow) for flow in get_args(LoopFlow)}
     return {flow: run for flow, run in found.items() if run is not None}
 
 

@@ -11,6 +11,7 @@ from fastapi import Request, Response
 
 from infra.records import ShowLevel
 from infra.settings.schema import Showing
+from infra.telemetry.spans import REQUEST
 from serving.access import Access, Caller, Credential
 from serving.gateway.browsers import require_json
 from serving.gateway.dialects import DIALECTS, client_name
@@ -82,6 +83,7 @@ def _endpoint(
         arrived = gateway.clock()  # the arm and the event use the same time, since a block of a crossover may end meanwhile
         routes = _routes(request, gateway, caller, credential, arrived)
         completion_id = f"cmpl-{uuid.uuid4()}"
+        REQUEST.set(completion_id)
         showing = _show_terms(request, gateway, caller, completion_id)
         asked = parsed.request
         gateway.recorder.served.add(caller, completion_id, asked.prefix, asked.suffix, arrived)

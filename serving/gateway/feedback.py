@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from infra.records import Feedback
+from infra.telemetry.spans import REQUEST
 from serving.access import Access, Caller
 from serving.access.callers import Named
 from serving.gateway.browsers import require_json
@@ -20,6 +21,7 @@ from serving.gateway.errors import FeedbackNotStored
 from serving.gateway.openapi import DocumentedApp, Post, answers
 from serving.gateway.requests import read_json
 from serving.recording.recorder import Recorder
+from serving.recording.served import ServedRequest
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
@@ -45,15 +47,15 @@ class FeedbackService:
         """Return the user and project of an event: what the request names, else those of its completion. Raises Denied."""
         return self.recorder.served.named(named, event.completion_id, event.prefix, event.suffix)
 
-    def matches(self, event: FeedbackEvent, caller: Caller) -> bool:
-        """Return whether an event is about one of the caller's latest completions."""
+    def completion(self, event: FeedbackEvent, caller: Caller) -> ServedRequest | None:
+        """Return the one of the caller's latest completions that an event is about; None if this replica knows none."""
         served, who = self.recorder.served, (caller.project, caller.user)
         if event.completion_id:
-            return served.of(*who, event.completion_id) is not None
-        return served.at_place(*who, event.prefix, event.suffix, event.shown) is not None
+            return served.of(*who, event.completion_id)
+        return served.at_place(*who, event.prefix, event.suffix, event.shown)
 
-    async def store(self, event: FeedbackEvent, caller: Caller) -> str:
-        """Write an event to the disk and return its id. Raises FeedbackNotStored."""
+    async def store(self, event: FeedbackEvent, caller: Caller, about: ServedRequest | None = None) -> str:
+        """Write an event about a completion to the disk and return its id. Raises FeedbackNotStored."""
         fields, now = vars(event).copy(), self.clock()
         odd = set(fields.pop("odd"))
         if event.made_at is not None and not 0 < event.made_at < now + CLOCK_SECONDS:
@@ -69,10 +71,12 @@ class FeedbackService:
             **fields,
         )
         try:
-            await self.recorder.record_feedback(row, opted_out=caller.opted_out)
+            whole = await self.recorder.record_feedback(row, opted_out=caller.opted_out)
         except (SpoolFull, OSError) as error:
             raise FeedbackNotStored(str(error)) from error
         self.recorder.metrics.odd_fields_received(row.client, odd)
+        if self.recorder.traces and whole:
+            self.recorder.traces.judged(about.id if about else row.completion_id, row, self.clock())
         return row.id
 
 
@@ -112,11 +116,13 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
         if event is not None:
             client = dialect.name or client_name(request.headers)
             caller = service.access.caller(request.headers, credential, body.get("user"), client, partial(service.named, event))
-            matched = service.matches(event, caller)
+            about = service.completion(event, caller)
+            matched = about is not None
+            REQUEST.set(about.id if about else "")
             service.recorder.received.add(caller.user, caller.client, service.clock(), matched=matched)
             key = (caller.project, caller.user, event.client_id, event.outcome)
             if not (form.once and key in recent):
-                record_id = await service.store(event, caller)
+                record_id = await service.store(event, caller, about)
                 if form.once:
                     recent.add(key)
         return JSONResponse(form.render(Received(record_id, service.waiting_segments, matched)))

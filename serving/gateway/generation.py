@@ -13,6 +13,7 @@ from serving.access import Caller
 from serving.engine.protocol import Delta, EngineRequest, Span, WrongVersion
 from serving.gateway.detokenizer import Detokenizer
 from serving.gateway.showing import Display, ShowAll, ShowBest, ShowTerms, WithholdBelow
+from serving.recording.traces import Times
 from serving.slots.arms import Route
 from serving.slots.client import EngineDown, RequestRefused
 from serving.slots.policy import Policy
@@ -85,10 +86,12 @@ class Generation:
         self._logprobs: list[float] = []
         self._delta_versions: list[str] = []
         self._spans: tuple[Span, ...] = ()
+        self._asked: float | None = None
         self._first: float | None = None
         self._ended = self.started
         self._display: Display = ShowAll()
         self._has_tokens = True
+        self._rendered = time.perf_counter()
 
     @property
     def text(self) -> str:
@@ -129,6 +132,18 @@ class Generation:
     def total_ms(self) -> float:
         """Milliseconds from the request's arrival to the end of generation."""
         return (self._ended - self.started) * 1e3
+
+    def times(self, recording: tuple[float, float], answered: float) -> Times:
+        """Return the times of the request's parts, for its trace; the arguments are moments of time.perf_counter."""
+        since = self.started
+        return Times(
+            rendered=self._rendered - since,
+            asked=None if self._asked is None else self._asked - since,
+            first=None if self._first is None else self._first - since,
+            ended=self._ended - since,
+            recording=(recording[0] - since, recording[1] - since),
+            answered=answered - since,
+        )
 
     async def texts(self) -> AsyncGenerator[str]:
         """Yield text that may be shown, as soon as it may (serving/gateway/showing.py).
@@ -220,6 +235,7 @@ class Generation:
         self._display = display = self._display_of(route, request)
         shown = 0
         route.slot.in_flight += 1
+        self._asked = time.perf_counter()
         try:
             async with aclosing(engine.generate(request)) as deltas:
                 async for delta in deltas:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import aclosing
@@ -11,9 +12,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from infra.records import Completion
 from serving.gateway.dialects.base import Events, Render
 from serving.gateway.errors import BROKEN_OFF
-from serving.gateway.generation import Generation, Unavailable
+from serving.gateway.generation import Generation, Unavailable, Unservable
 from serving.recording.recorder import Recorder
 
 Answered = Callable[[Generation], None]
@@ -29,6 +31,7 @@ class CompletionResponse(Response, ABC):
         self._recorder = recorder
         self._answered = answered
         self._looked_ahead = False
+        self._recorded: tuple[Completion, tuple[float, float]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(send))
@@ -48,8 +51,13 @@ class CompletionResponse(Response, ABC):
         except asyncio.CancelledError:
             self.generation.finish = "disconnected"
             await self.record()
+            self._trace()
+            raise
+        except (Unavailable, Unservable) as error:
+            self._trace_failure(error)
             raise
         await self.end(send)
+        self._trace()
         self._answered(self.generation)
 
     def look_ahead(self) -> None:
@@ -62,7 +70,20 @@ class CompletionResponse(Response, ABC):
     async def record(self) -> None:
         """Write the completion's event; the response ends after that."""
         if row := self.generation.record():
+            began = time.perf_counter()
             await self._recorder.record_completion(row)
+            self._recorded = row, (began, time.perf_counter())
+
+    def _trace(self) -> None:
+        if self._recorder.traces and self._recorded:
+            row, recording = self._recorded
+            self._recorder.traces.answered(row, self.generation.times(recording, time.perf_counter()))
+
+    def _trace_failure(self, error: Exception) -> None:
+        generation = self.generation
+        if self._recorder.traces and not generation.caller.opted_out:
+            ended = generation.arrived + time.perf_counter() - generation.started
+            self._recorder.traces.failed(generation.id, generation.arrived, ended, type(error).__name__)
 
     @abstractmethod
     async def generate(self, send: Send) -> None:

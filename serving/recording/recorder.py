@@ -16,6 +16,7 @@ from serving.recording.opt_outs import OptOuts
 from serving.recording.received import ReceivedEvents
 from serving.recording.served import Served
 from serving.recording.spool import Spool, SpoolFull
+from serving.recording.traces import CompletionTraces
 
 log = logging.getLogger(__name__)
 JOIN_SECONDS = 600.0
@@ -26,9 +27,16 @@ class Recorder:
     """Writes events to the spool, also when their request is cancelled."""
 
     def __init__(
-        self, spool: Spool, metrics: Metrics, redactor: EventRedactor, opt_outs: OptOuts, join_seconds: float = JOIN_SECONDS
+        self,
+        spool: Spool,
+        metrics: Metrics,
+        redactor: EventRedactor,
+        opt_outs: OptOuts,
+        join_seconds: float = JOIN_SECONDS,
+        traces: CompletionTraces | None = None,
     ) -> None:
-        """Make a recorder; `join_seconds` is the settings' `collect.join_seconds`."""
+        """Make a recorder; `join_seconds` is the settings' `collect.join_seconds`. Without `traces`, no request is traced."""
+        self.traces = traces
         self.spool = spool
         self.opt_outs = opt_outs
         self.served = Served()
@@ -75,8 +83,8 @@ class Recorder:
             if len(self._ahead) == 1:
                 asyncio.get_running_loop().call_soon(self._scan_next)
 
-    async def record_feedback(self, row: Feedback, *, opted_out: bool = False) -> None:
-        """Write feedback to the disk, and with it every completion recorded before.
+    async def record_feedback(self, row: Feedback, *, opted_out: bool = False) -> bool:
+        """Write feedback to the disk, and with it every completion recorded before; return whether it was written with its text.
 
         It has no text if its user opted out, by this event or by an earlier one of the same request.
 
@@ -90,6 +98,7 @@ class Recorder:
         if not held:
             self.answers.add(row)
         self.metrics.feedback_received(row)
+        return not held
 
     async def settle(self) -> None:
         """Wait for the completions that another process redacts, and end that process."""

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from infra.storage.store import ObjectStore, to_parquet
 from serving.recording.spool import KINDS, Event, Spool
+from serving.recording.traces import CompletionTraces
 
 log = logging.getLogger(__name__)
 MAX_WAIT_SECONDS = 30.0
@@ -43,7 +45,7 @@ def read_segment(path: Path, record: type[Event]) -> tuple[list[Event], int]:
     return events, bad
 
 
-def ship_segment(path: Path, kind: str, store: ObjectStore, bad: Path) -> int:
+def ship_segment(path: Path, kind: str, store: ObjectStore, bad: Path, traces: CompletionTraces | None = None) -> int:
     """Upload one closed segment, delete it, and return its number of events. Unreadable segments are copied or moved to `bad`."""
     events, unreadable = read_segment(path, KINDS[kind])
     try:
@@ -55,7 +57,10 @@ def ship_segment(path: Path, kind: str, store: ObjectStore, bad: Path) -> int:
         os.replace(path, bad / f"{kind}-{path.name}")
         return 0
     if events:
+        began = time.time()
         store.put(name, table)
+        if traces:
+            traces.shipped(events, began, time.time())
     if unreadable:
         log.error("spool: %s: %d unreadable lines; a copy of the segment is kept in %s", path, unreadable, bad)
         bad.mkdir(parents=True, exist_ok=True)
@@ -67,10 +72,11 @@ def ship_segment(path: Path, kind: str, store: ObjectStore, bad: Path) -> int:
 class Shipper:
     """Ships closed segments at intervals."""
 
-    def __init__(self, spool: Spool, store: ObjectStore, seconds: float) -> None:
+    def __init__(self, spool: Spool, store: ObjectStore, seconds: float, traces: CompletionTraces | None = None) -> None:
         self._spool = spool
         self._store = store
         self._seconds = seconds
+        self._traces = traces
         self.shipped = {kind: 0 for kind in KINDS}
         self.error = ""
         """Why the last attempt failed, or ""."""
@@ -102,4 +108,4 @@ class Shipper:
     def _ship(self, path: Path, kind: str) -> int:
         """Ship one segment in a thread. The lock excludes the thread of a cancelled call, which may still ship it."""
         with self._lock:
-            return ship_segment(path, kind, self._store, self._spool.bad) if path.exists() else 0
+            return ship_segment(path, kind, self._store, self._spool.bad, self._traces) if path.exists() else 0

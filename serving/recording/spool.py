@@ -29,7 +29,7 @@ class Spool:
     def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time) -> None:
         self.directory = directory
         self.bad = directory / "bad"
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._clock = clock
         self.journals = {kind: Journal(directory / kind, clock) for kind in KINDS}
         self.bytes, self.segments, self.oldest, self.set_aside = 0, 0, 0.0, 0
@@ -42,8 +42,8 @@ class Spool:
             SpoolFull: the spool has reached its limit.
             OSError: the event cannot be written.
         """
-        if self.bytes >= self._max_bytes:
-            raise SpoolFull(f"{self.bytes} bytes of events wait for the object store, the limit is {self._max_bytes}")
+        if self.bytes >= self.max_bytes:
+            raise SpoolFull(f"{self.bytes} bytes of events wait for the object store, the limit is {self.max_bytes}")
         line = event.model_dump_json().encode() + b"\n"
         on_disk = self.journals[KIND_OF[type(event)]].write(line)
         self.bytes += len(line)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infra.records import CycleProgress, Decision, ExperimentRecord, LoopRun, Move
+from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopRun, Move
 from infra.registry.client import ModelVersion, Registry
 from infra.storage import cycle_progress, loop_runs
 from infra.storage.store import ObjectStore
@@ -24,6 +24,8 @@ MAX_MOVES = 8
 MAX_READ_MOVES = 60
 """Moves that are read, to find since when the champion serves."""
 MAX_REQUESTS = 3
+MOMENT_SECONDS = 0.25
+"""Longest wait of a scrape, which then gets the answers before."""
 WAIT_SECONDS = 3.0
 """Longest wait of the page for a registry or store that does not answer."""
 
@@ -56,9 +58,12 @@ class StatusData:
     watched: Watched | None = None
     """The running experiment, else the last one, with its looks."""
     problems: dict[str, str] = field(default_factory=dict)
+    certificates: dict[str, float] = field(default_factory=dict)
+    """When the certificates of other servers expire, by the server's name (certificates.py)."""
     clock: Callable[[], float] = time.monotonic
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _refreshing: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.requests = RequestHistory(self.store)
@@ -72,6 +77,12 @@ class StatusData:
         self._refreshed = now
         await asyncio.gather(self._read("versions", self._read_registry), self._read("cycles", self._read_cycles))
         await self._read("looks", lambda: self._read_looks(running))
+
+    async def glance(self, running: ExperimentRecord | None) -> None:
+        """Refresh in the background, and wait for it a moment: the answers may be those of the refresh before."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self.refresh(running))
+        await asyncio.wait({self._refreshing}, timeout=MOMENT_SECONDS)
 
     async def _read(self, part: str, read: Callable[[], None]) -> None:
         task = self._reading.get(part)
@@ -116,6 +127,24 @@ def shown_looks(data: StatusData, running: ExperimentRecord | None) -> tuple[Dec
     if decided is None:
         return newest, None
     return decided, newest if newest.decided > decided.decided else None
+
+
+def newest_looks(data: StatusData, analysis: Decision | None, running: ExperimentRecord | None) -> tuple[Look, ...]:
+    """Return the looks at the shown test, the newest last: also the one that is not in the log, since little had changed."""
+    watched = data.watched
+    looks = watched.looks if watched and (not analysis or watched.experiment.id == analysis.experiment.id) else ()
+    if not analysis or not running or (looks and looks[-1].time >= analysis.decided):
+        return looks
+    stage = running.stage_at(analysis.decided)
+    newest = Look(
+        experiment=running.id,
+        number=len(looks) + 1,
+        time=analysis.decided,
+        stage=stage.name,
+        share=stage.share,
+        verdict=analysis.verdict,
+    )
+    return (*looks, newest)
 
 
 def decision_of(data: StatusData, experiment: str) -> Decision | None:

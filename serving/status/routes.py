@@ -35,6 +35,7 @@ from serving.recording.spool import Spool
 from serving.slots.arms import Arms
 from serving.status.by_hand import add_moves_by_hand
 from serving.status.data import Links, StatusData
+from serving.status.loop_state import loop_state
 from serving.status.verdicts import add_verdict
 from serving.status.views import page_values
 
@@ -95,10 +96,11 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     async def metrics(request: Request) -> Response:
         await sources.access.check(request.headers, "metrics", password=True)
         await _measure(sources)
-        await sources.data.refresh(sources.arms.experiment)
+        await sources.data.glance(sources.arms.experiment)
         sources.metrics.measured(sources.data.cycles[0].manifest.measures if sources.data.cycles else ())
         signs = (*loop_runs.signs(sources.data.runs, now := time.time()), loop_runs.prefect(sources.data.runs, now))
         sources.metrics.looped({sign.name: sign.ok for sign in signs})
+        sources.metrics.loop.state = loop_state(sources.data, sources.arms.experiment, sources.arms.beside, now)
         return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
 
     @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)
@@ -197,7 +199,7 @@ def _hashes(parts: list[str]) -> str:
 def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
     """Return Prometheus' exposition, with the spool as last measured and the slots as they are."""
     roles = _roles(arms)
-    spool_state = SpoolState(spool.bytes, spool.segments, spool.oldest, spool.set_aside)
+    spool_state = SpoolState(spool.bytes, spool.segments, spool.oldest, spool.max_bytes, spool.set_aside)
     slot_states = [SlotState(slot.index, slot.version or "", roles.get(slot.index, "idle"), slot.up) for slot in arms.slots]
     return metrics.text(spool_state, slot_states)
 

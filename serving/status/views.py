@@ -8,7 +8,7 @@ from infra.pages.figures import arm_rows
 from infra.records import Decision, ExperimentRecord, Look
 from serving.metrics import Metrics
 from serving.status import live_charts
-from serving.status.data import MAX_CYCLES, MAX_MOVES, Links, StatusData, shown_looks
+from serving.status.data import MAX_CYCLES, MAX_MOVES, Links, StatusData, newest_looks, shown_looks
 from serving.status.head import head
 
 ALL_PROJECTS = ""
@@ -29,7 +29,7 @@ def page_values(
     requests.
     """
     analysis, beside = shown_looks(data, running)
-    looks = _looks(data, analysis, running)
+    looks = newest_looks(data, analysis, running)
     if analysis and running and looks and looks[-1].time >= analysis.decided:
         analysis = analysis.model_copy(update={"verdict": looks[-1].verdict, "decided": looks[-1].time})
     errors = {"object store": status["store_error"], **data.problems}
@@ -70,24 +70,6 @@ def previous(data: StatusData) -> str:
     }
     retired = (change.version for move in data.moves for change in move.changes if change.after == "retired")
     return next((version for version in retired if version in kept), "")
-
-
-def _looks(data: StatusData, analysis: Decision | None, running: ExperimentRecord | None) -> tuple[Look, ...]:
-    """Return the looks at the shown test, the newest last: also the one that is not in the log, since little had changed."""
-    watched = data.watched
-    looks = watched.looks if watched and (not analysis or watched.experiment.id == analysis.experiment.id) else ()
-    if not analysis or not running or (looks and looks[-1].time >= analysis.decided):
-        return looks
-    stage = running.stage_at(analysis.decided)
-    newest = Look(
-        experiment=running.id,
-        number=len(looks) + 1,
-        time=analysis.decided,
-        stage=stage.name,
-        share=stage.share,
-        verdict=analysis.verdict,
-    )
-    return (*looks, newest)
 
 
 def _experiment(

@@ -12,7 +12,8 @@ from prefect.states import State
 from infra.records import CycleOutcome, LoopFlow, LoopRun
 from infra.storage import loop_runs
 from tasks.steps import context as contexts
-from tasks.steps.step import attempt_to_show
+from tasks.steps.step import CYCLE, attempt_to_show
+from tasks.steps.traced import run_span
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=State | CycleOutcome)
@@ -27,14 +28,16 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
             began = time.time()
             seconds, schedules = _schedules(flow)
             begun = LoopRun(flow=flow, began=began, run=flow_run.id or "", schedules=schedules, prefect_seconds=seconds)
-            _write(begun)
+            begun = _begin(begun)
             try:
                 result = function(*arguments, **keywords)
             except Exception as error:
-                _write(_ended(begun, "Failed", str(error)))
+                _write(begun.end(time.time(), "Failed", str(error)))
+                _trace(begun, "Failed", type(error).__name__)
                 raise
             state = (result.name, result.message) if isinstance(result, State) else (result.result, result.reason)
-            _write(_ended(begun, *state))
+            _write(begun.end(time.time(), state[0] or "", state[1] or ""))
+            _trace(begun, state[0] or "")
             return result
 
         return run
@@ -42,8 +45,22 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _ended(run: LoopRun, state: str | None, message: str | None) -> LoopRun:
-    return run.model_copy(update={"ended": time.time(), "state": state or "", "message": message or ""})
+def _trace(run: LoopRun, state: str, error: str = "") -> None:
+    if run.flow == CYCLE:
+        run_span(run.run, run.flow, run.began, {"tabloop.state": state}, error)
+
+
+def _begin(run: LoopRun) -> LoopRun:
+    """Write a run at its begin, and return it with what the run before it left; of a store that does not answer, as it is."""
+    found = [run]
+
+    def note() -> None:
+        store = contexts.load().store
+        found.append(run.after(loop_runs.newest(store, run.flow)))
+        loop_runs.write(store, found[-1])
+
+    attempt_to_show("note of the run", note)
+    return found[-1]
 
 
 def _write(run: LoopRun) -> None:

@@ -60,10 +60,10 @@ def resume(context: Context, cycle: str, run: str) -> Manifest | CycleOutcome:
 def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:
     """End a sealed cycle without a candidate."""
     attempt_to_show("MLflow", lambda: tracking.give_up(context.settings.registry, cycle, f"abandoned: {reason}"))
-    return transaction.finish(context.store, CycleOutcome(cycle=cycle, result="abandoned", reason=reason))
+    return transaction.finish(context.store, CycleOutcome(cycle=cycle, result="abandoned", reason=reason, ended=context.now()))
 
 
 def end(context: Context, outcome: CycleOutcome) -> CycleOutcome:
     """Remove a cycle's working files and write its outcome."""
     shutil.rmtree(context.folder(outcome.cycle), ignore_errors=True)
-    return transaction.finish(context.store, outcome)
+    return transaction.finish(context.store, outcome.model_copy(update={"ended": context.now()}))

@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 
 from infra.storage import cycle_progress
 from tasks.steps.context import Context
+from tasks.steps.traced import step_span
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +27,7 @@ def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R
     """Return a decorator that makes a Prefect task which keeps no result.
 
     Inputs are not hashed: a step that is done is known by what it left in the object store. Each step of a cycle is noted there
-    as its stage.
+    as its stage, and has a span in the run's trace.
     """
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
@@ -34,7 +35,8 @@ def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R
         def run(*arguments: P.args, **keywords: P.kwargs) -> R:
             if arguments and isinstance(arguments[0], Context):
                 _note_stage(arguments[0], name)
-            return function(*arguments, **keywords)
+            with step_span((flow_run.id or "") if flow_run.flow_name == CYCLE else "", name):
+                return function(*arguments, **keywords)
 
         return task(name=name, retries=retries, retry_delay_seconds=2, cache_policy=NO_CACHE, persist_result=False)(run)
 
@@ -44,6 +46,11 @@ def step(name: str, *, retries: int = 0) -> Callable[[Callable[P, R]], Task[P, R
 def note_progress(context: Context, done: float, of: float) -> None:
     """Note how much of its work the stage of a cycle has done."""
     attempt_to_show("progress", lambda: cycle_progress.advance(context.store, done, of, time.time()))
+
+
+def note_awaited_gpus(context: Context) -> None:
+    """Note that the stage of a cycle waits for GPUs; `note_progress` and the next stage end the wait."""
+    attempt_to_show("progress", lambda: cycle_progress.await_gpus(context.store, time.time()))
 
 
 def _note_stage(context: Context, stage: str) -> None:

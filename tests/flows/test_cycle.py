@@ -359,6 +359,8 @@ def test_a_run_that_fails_notes_its_error(world: World) -> None:
     assert cycle(return_state=True).is_failed()
     noted = loop_runs.read(world.store)["cycle"]
     assert noted.state == "Failed" and "no alias champion" in noted.message
+    assert cycle(return_state=True).is_failed()
+    assert loop_runs.read(world.store)["cycle"].failures == 2
 
 
 def test_no_cycle_starts_during_an_experiment(labelled: World) -> None:

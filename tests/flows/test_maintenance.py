@@ -10,6 +10,7 @@ from flows.forget import forget
 from flows.move import promote
 from flows.retention import retention
 from infra.records import Sample
+from infra.storage import loop_runs
 from infra.storage.events.tombstones import ErasedDuringCycle
 from tasks.steps import reward
 from tasks.upkeep.forget import NobodyNamed
@@ -65,6 +66,8 @@ def test_retention_removes_old_events_and_compaction_needs_more_than_two_objects
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW + 3 * 3600)
     assert compaction(return_state=True).name == "DryRun"
+    noted = loop_runs.newest(with_ada.store, "compaction")
+    assert noted and (noted.state, noted.well) == ("DryRun", 0), "a dry run combines nothing"
     assert str(compaction(dry_run=False, return_state=True).message).startswith("0 objects were put into 0 containers"), (
         "two objects are too few"
     )

@@ -46,6 +46,7 @@ from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
 from serving.recording.shipping import Shipper, read_segment
 from serving.recording.spool import KINDS, Spool
+from serving.recording.traces import CompletionTraces
 from serving.slots import client
 from serving.slots.arms import Arms, Slot
 from serving.slots.follower import Follower
@@ -322,8 +323,10 @@ class House:
         withhold_below: float = 0.0,
         challenger: Sampling | None = None,
         settings: dict[str, Any] | None = None,
+        traces: CompletionTraces | None = None,
     ) -> None:
         self.directory = directory
+        self.traces = traces
         self.tokenizer = tokenizer
         self.engines = (FakeEngine(tokenizer.encode(TEXT).ids), FakeEngine(tokenizer.encode("return gamma").ids))
         self.store = MemoryStore()
@@ -356,8 +359,8 @@ class House:
         self.access = access = Access(self.settings, *counters, chose=self.choices.hold)
         redactor = EventRedactor(Redactor(), LongTexts(), Kept())
         opt_outs = OptOuts(access.user_secret, self.directory / "state" / "opted_out.jsonl")
-        self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs)
-        self.shipper = Shipper(self.spool, self.store, 0.05)
+        self.recorder = Recorder(self.spool, self.metrics, redactor, opt_outs, traces=self.traces)
+        self.shipper = Shipper(self.spool, self.store, 0.05, self.traces)
         self.versions = VersionCache(self.directory / "state", most_deltas=4)
         source = VersionSource(self.registry.client(), self.store, self.versions)
         self.follower = Follower(self.arms, source, self.metrics, 0.01)

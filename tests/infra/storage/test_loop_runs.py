@@ -124,3 +124,17 @@ def test_the_watch_notes_how_prefect_does(noted: dict, ok: bool, words: str) -> 
 
 def test_without_a_run_of_the_watch_prefect_is_not_well() -> None:
     assert not prefect({}, NOW).ok
+
+
+def test_failures_in_a_row_and_the_last_good_end_survive_the_next_run() -> None:
+    def follows(before: LoopRun | None) -> LoopRun:
+        return LoopRun(flow="cycle", began=NOW).after(before)
+
+    well = follows(None).end(NOW + 1, "TooFewSamples", "")
+    assert (well.well, well.failures) == (NOW + 1, 0)
+    killed = follows(well)
+    failed = follows(killed).end(NOW + 9, "Failed", "no alias champion")
+    assert (killed.failures, failed.failures, failed.well) == (0, 2, NOW + 1)
+    assert follows(failed).failures == 2
+    dry = follows(failed).end(NOW + 20, "DryRun", "")
+    assert (dry.failures, dry.well) == (0, NOW + 1)

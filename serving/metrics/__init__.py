@@ -10,6 +10,7 @@ from statistics import quantiles
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from infra.records import Completion, Feedback, MeasuredGroup
+from serving.metrics.loop import LoopMetrics
 
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT_SECONDS = 300.0
@@ -84,6 +85,8 @@ class SpoolState:
     bytes: int
     segments: int
     oldest_seconds: float
+    limit_bytes: int
+    """Bytes at which it is full."""
     set_aside: int
     """Segments in SPOOL/bad."""
 
@@ -138,6 +141,7 @@ class Metrics:
         self.redaction_wait = histogram(
             "tabloop_redaction_wait_seconds", "CPU time of the texts that a long text waited for before it was redacted"
         )
+        self.spans_lost = counter("tabloop_spans_lost", "Spans that the OTLP endpoint did not take, or that found the queue full")
         self.shadow_copies = counter("tabloop_shadow_copies", "Copies of requests for a challenger that nobody sees", ("result",))
         self.connections = gauge("tabloop_connections", "Open connections of both ports")
         self.closed_connections = counter(
@@ -153,6 +157,7 @@ class Metrics:
             "tabloop_version_bytes", "Bytes of versions fetched to the disk of the app or of an engine", ("how",)
         )
         self._spool_bytes = gauge("tabloop_spool_bytes", "Bytes of events that wait for the object store")
+        self._spool_limit = gauge("tabloop_spool_limit_bytes", "Bytes of events at which the spool is full")
         self._spool_segments = gauge("tabloop_spool_segments", "Segments that wait for the object store")
         self._set_aside = gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/")
         self._spool_age = gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment")
@@ -163,6 +168,7 @@ class Metrics:
             "Product metrics of the last cycle's window (infra/docs/how/measures.md)",
             ("measure", "by", "group"),
         )
+        self.loop = LoopMetrics(self.registry)
         self._latest: deque[_Served] = deque(maxlen=MAX_RECENT)
         self._minutes: deque[tuple[int, Tally[tuple[str, str]]]] = deque(maxlen=round(HOUR / MINUTE) + 1)
         """Events by client and kind, REQUEST or an outcome, of each minute that had some."""
@@ -292,6 +298,7 @@ class Metrics:
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
         """Return the metrics in Prometheus' text format, with gauges of the given states."""
         self._spool_bytes.set(spool.bytes)
+        self._spool_limit.set(spool.limit_bytes)
         self._spool_segments.set(spool.segments)
         self._spool_age.set(spool.oldest_seconds)
         self._set_aside.set(spool.set_aside)
