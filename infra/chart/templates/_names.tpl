@@ -1,0 +1,59 @@
+{{/* Names, labels, images and addresses. Every helper takes the root context, or a dict with it as "root". */}}
+
+{{- define "tabloop.fullname" -}}
+{{- if contains "tabloop" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-tabloop" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "tabloop.selector" -}}
+app.kubernetes.io/name: tabloop
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.labels" -}}
+{{ include "tabloop.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "tabloop.image" -}}
+{{- $image := .root.Values.image }}
+{{- $digest := get $image.digests .target }}
+{{- if $digest }}{{ printf "%s-%s@%s" $image.repository .target $digest }}
+{{- else }}{{ printf "%s-%s:%s" $image.repository .target (default .root.Chart.AppVersion $image.tag) }}{{ end }}
+{{- end }}
+
+{{/* The name of a Service as pods of the cluster resolve it. */}}
+{{- define "tabloop.host" -}}
+{{ .name }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}
+{{- end }}
+
+{{/* The Service of a slot's engines. */}}
+{{- define "tabloop.engineService" -}}
+{{- $name := include "tabloop.fullname" .root }}
+{{- if eq .root.Values.engines.layout "slots" }}{{ printf "%s-engine-%d" $name (int .slot) }}{{ else }}{{ printf "%s-engines" $name }}{{ end }}
+{{- end }}
+
+{{/* The port of a slot's engines. */}}
+{{- define "tabloop.enginePort" -}}
+{{- if eq .root.Values.engines.layout "pool" }}18100{{ else }}{{ add 18100 (int .slot) }}{{ end }}
+{{- end }}
+
+{{- define "tabloop.secret" -}}
+{{- get .root.Values.secrets .of | default .root.Values.secrets.existingSecret }}
+{{- end }}
+
+{{/* GPUs that engines, evaluation and training ask for together. */}}
+{{- define "tabloop.gpus" -}}
+{{- $v := .Values }}
+{{- $pods := mul (int $v.engines.replicas) (ternary (len $v.engines.slots) 1 (eq $v.engines.layout "slots")) }}
+{{- $evaluation := ternary (int $v.evaluation.gpus) 0 $v.evaluation.enabled }}
+{{- add (mul $pods (int $v.engines.gpus)) $evaluation (mul (int $v.settings.train.nodes) (int $v.settings.train.processes)) }}
+{{- end }}
+
+{{- define "tabloop.engineUpdates" -}}
+{{- if and (eq .Values.engines.layout "slots") (eq (int .Values.engines.replicas) 1) (gt (len .Values.engines.slots) 1) }}OnDelete{{ else }}RollingUpdate{{ end }}
+{{- end }}
