@@ -71,6 +71,9 @@ serving:
   {{- end }}
 train:
   folder: /var/lib/tabloop/cycles
+  {{- if .Values.training.enabled }}
+  job: /etc/tabloop/train_job.yaml
+  {{- end }}
 evaluate:
   shares_disk: false
   engine_host: 0.0.0.0
