@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the packages of an image's target, and the command tabloop, into a virtual environment: install.sh TARGET VENV [PYTHON]
 #
-# As in a checkout, infra/requirements/install.sh installs them, each by its hash. What only an installation needs is removed.
+# As in a checkout, infra/requirements/install.sh installs them, each by its hash.
 set -eu
 target=$1 venv=$2 python=${3:-python3}
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,6 +1,6 @@
-{{/* What neither the schema of the values nor Kubernetes refuses. Each message has the value, what was expected, and what to do. */}}
+{{/* Faults that neither the schema nor Kubernetes refuses. A message has the value, the expected one, and what to do. */}}
 
-{{/* Settings that hold a secret: they belong into a Secret. */}}
+{{/* Names of the settings that hold a secret: they belong into a Secret. */}}
 {{- define "tabloop.secretSettings" -}}
 access_key secret_key password token auth_string webhook admin_token simulation_token user_secret engine_token valkey api_key
 {{- end }}
@@ -9,61 +9,98 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- $path := .path }}
 {{- $names := include "tabloop.secretSettings" . | splitList " " }}
 {{- range $key, $value := .table }}
+{{- $inner := append $path $key }}
 {{- if kindIs "map" $value }}
-{{- include "tabloop.noSecrets" (dict "table" $value "path" (append $path $key) "secret" $.secret) }}
+{{- include "tabloop.noSecrets" (dict "table" $value "path" $inner "secret" $.secret) }}
 {{- else if kindIs "slice" $value }}
 {{- range $value }}
-{{- if kindIs "map" . }}{{ include "tabloop.noSecrets" (dict "table" . "path" (append $path $key) "secret" $.secret) }}{{ end }}
+{{- if kindIs "map" . }}{{ include "tabloop.noSecrets" (dict "table" . "path" $inner "secret" $.secret) }}{{ end }}
 {{- end }}
 {{- else if and (has $key $names) $value }}
-{{- $variable := printf "TABLOOP_%s" (append $path $key | join "__" | upper) }}
-{{- fail (printf "settings.%s: a secret would stand in a ConfigMap; expected it as %s in the Secret %q: kubectl edit secret %s" (append $path $key | join ".") $variable $.secret $.secret) }}
+{{- $variable := printf "TABLOOP_%s" (join "__" $inner | upper) }}
+{{- fail (printf "settings.%s: a secret would stand in a ConfigMap; expected %s in the Secret %q: kubectl edit secret %s"
+  (join "." $inner) $variable $.secret $.secret) }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "tabloop.noOwnSettings" -}}
 {{- range $section, $table := include "tabloop.ownSettings" . | fromYaml }}
+{{- $given := get $.Values.settings $section | default dict }}
 {{- range $key, $value := $table }}
-{{- if hasKey (get $.Values.settings $section | default dict) $key }}
-{{- fail (printf "settings.%s.%s = %v: the chart sets it to %q; remove it from the values" $section $key (get (get $.Values.settings $section) $key | toJson) (toString $value)) }}
+{{- if hasKey $given $key }}
+{{- fail (printf "settings.%s.%s = %v: the chart sets it to %q; remove it from the values"
+  $section $key (get $given $key | toJson) (toString $value)) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
-{{- define "tabloop.checks" -}}
-{{- $v := .Values }}
-{{- if not $v.image.repository }}{{ fail "image.repository is empty: expected the images' name without the target, registry.acme.example/tabloop; set it with --set image.repository=NAME" }}{{ end }}
-{{- include "tabloop.noSecrets" (dict "table" $v.settings "path" (list) "secret" $v.secrets.existingSecret) }}
-{{- include "tabloop.noOwnSettings" . }}
-{{- $scaling := $v.app.autoscaling }}
+{{- define "tabloop.checkSizes" -}}
+{{- $scaling := .Values.app.autoscaling }}
 {{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
-{{- fail (printf "app.autoscaling.minReplicas = %d: expected at most maxReplicas = %d" (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
+{{- fail (printf "app.autoscaling.minReplicas = %d: expected at most maxReplicas = %d"
+  (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
 {{- end }}
 {{- $gpus := include "tabloop.gpus" . | int }}
-{{- if and (gt (int $v.gpus.available) 0) (gt $gpus (int $v.gpus.available)) }}
-{{- fail (printf "gpus.available = %d: engines (replicas = %d), evaluation and training (train.nodes = %d, train.processes = %d) ask for %d GPUs; lower engines.replicas or train, or raise gpus.available to the cluster's" (int $v.gpus.available) (int $v.engines.replicas) (int $v.settings.train.nodes) (int $v.settings.train.processes) $gpus) }}
+{{- $available := int .Values.gpus.available }}
+{{- if and (gt $available 0) (gt $gpus $available) }}
+{{- $train := .Values.settings.train }}
+{{- $engines := printf "engines (replicas = %d)" (int .Values.engines.replicas) }}
+{{- $training := printf "training (train.nodes = %d, train.processes = %d)" (int $train.nodes) (int $train.processes) }}
+{{- $next := "lower engines.replicas or train, or raise gpus.available to what the cluster has" }}
+{{- fail (printf "gpus.available = %d: %s, evaluation and %s ask for %d GPUs; %s" $available $engines $training $gpus $next) }}
 {{- end }}
-{{- if and (ne (len $v.engines.slots) 2) (not (dig "serving" "engines" "" $v.settings)) }}
-{{- fail (printf "engines.slots = %s: settings.serving.engines is not set; expected both slots' engines there, of which one is an external server" (toJson $v.engines.slots)) }}
 {{- end }}
-{{- if and (ne (len $v.engines.slots) 2) (ne $v.engines.layout "slots") }}
-{{- fail (printf "engines.layout = %q with engines.slots = %s: expected the layout slots, whose slots are apart" $v.engines.layout (toJson $v.engines.slots)) }}
+
+{{- define "tabloop.checkEngines" -}}
+{{- $engines := .Values.engines }}
+{{- $serving := .Values.settings.serving }}
+{{- $slots := toJson $engines.slots }}
+{{- if ne (len $engines.slots) 2 }}
+{{- if not (get $serving "engines") }}
+{{- fail (printf "engines.slots = %s: settings.serving.engines is not set; expected both slots there, one an external server"
+  $slots) }}
 {{- end }}
-{{- if and (eq $v.engines.layout "pool") (lt (dig "serving" "adapters" 0 $v.settings | int) 4) }}
-{{- fail (printf "engines.layout = \"pool\": settings.serving.adapters = %d, expected at least 4: its engines hold versions of both slots as adapters" (dig "serving" "adapters" 0 $v.settings | int)) }}
+{{- if ne $engines.layout "slots" }}
+{{- fail (printf "engines.slots = %s: expected engines.layout = slots, not %s, whose slots are one" $slots $engines.layout) }}
 {{- end }}
-{{- if and (eq $v.engines.layout "pair") (gt (dig "serving" "engine_arguments" "gpu_memory_utilization" 1.0 $v.settings | float64) 0.5) }}
-{{- fail (printf "engines.layout = \"pair\": settings.serving.engine_arguments.gpu_memory_utilization = %v, expected at most 0.5: two engines share each GPU" (dig "serving" "engine_arguments" "gpu_memory_utilization" "unset" $v.settings)) }}
 {{- end }}
-{{- if and (not $v.evaluation.enabled) (not (dig "evaluate" "engine_url" "" $v.settings)) (ne (dig "evaluate" "engine" "" $v.settings) "slot") }}
-{{- fail "evaluation.enabled = false: expected settings.evaluate.engine = slot, or an engine's address in settings.evaluate.engine_url" }}
+{{- $adapters := get $serving "adapters" | default 0 | int }}
+{{- if and (eq $engines.layout "pool") (lt $adapters 4) }}
+{{- fail (printf "engines.layout = pool: settings.serving.adapters = %d, expected at least 4: versions of both slots"
+  $adapters) }}
 {{- end }}
-{{- if and (eq (dig "evaluate" "engine" "" $v.settings) "slot") (eq $v.engines.layout "slots") (gt (int $v.engines.replicas) 1) }}
-{{- fail (printf "settings.evaluate.engine = \"slot\": engines.replicas = %d, expected 1: the evaluation uses a slot of one engine" (int $v.engines.replicas)) }}
+{{- $share := dig "engine_arguments" "gpu_memory_utilization" 1.0 $serving | float64 }}
+{{- if and (eq $engines.layout "pair") (gt $share 0.5) }}
+{{- fail (printf "engines.layout = pair: settings.serving.engine_arguments.gpu_memory_utilization = %v, expected at most 0.5: %s"
+  $share "two engines share each GPU") }}
 {{- end }}
-{{- if and $v.monitoring.podMonitors (not (and $v.monitoring.tokenSecret.name $v.monitoring.tokenSecret.key)) }}
-{{- fail "monitoring.podMonitors = true: monitoring.tokenSecret has no name and key; expected the Secret of a token with the role metrics: tabloop token NAME --roles metrics" }}
+{{- end }}
+
+{{- define "tabloop.checkEvaluation" -}}
+{{- $evaluate := .Values.settings.evaluate | default dict }}
+{{- $slot := eq (get $evaluate "engine") "slot" }}
+{{- if not (or .Values.evaluation.enabled $slot (get $evaluate "engine_url")) }}
+{{- fail "evaluation.enabled = false: expected settings.evaluate.engine = slot, or an engine in settings.evaluate.engine_url" }}
+{{- end }}
+{{- if and $slot (gt (int .Values.engines.replicas) 1) }}
+{{- fail (printf "settings.evaluate.engine = slot: engines.replicas = %d, expected 1: it uses a slot of one engine"
+  (int .Values.engines.replicas)) }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.checks" -}}
+{{- if not .Values.image.repository }}
+{{- fail "image.repository is empty: expected the images' name without target: --set image.repository=REGISTRY/tabloop" }}
+{{- end }}
+{{- include "tabloop.noSecrets" (dict "table" .Values.settings "path" (list) "secret" .Values.secrets.existingSecret) }}
+{{- include "tabloop.noOwnSettings" . }}
+{{- include "tabloop.checkSizes" . }}
+{{- include "tabloop.checkEngines" . }}
+{{- include "tabloop.checkEvaluation" . }}
+{{- $token := .Values.monitoring.tokenSecret }}
+{{- if and .Values.monitoring.podMonitors (not (and $token.name $token.key)) }}
+{{- fail "monitoring.podMonitors = true: monitoring.tokenSecret has no name and key; expected a token with the role metrics" }}
 {{- end }}
 {{- end }}

@@ -1,7 +1,8 @@
 {{/* Names, labels, images and addresses. Every helper takes the root context, or a dict with it as "root". */}}
 
 {{- define "tabloop.fullname" -}}
-{{- if contains "tabloop" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-tabloop" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- $name := contains "tabloop" .Release.Name | ternary .Release.Name (printf "%s-tabloop" .Release.Name) }}
+{{- $name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "tabloop.selector" -}}
@@ -34,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* The Service of a slot's engines. */}}
 {{- define "tabloop.engineService" -}}
 {{- $name := include "tabloop.fullname" .root }}
-{{- if eq .root.Values.engines.layout "slots" }}{{ printf "%s-engine-%d" $name (int .slot) }}{{ else }}{{ printf "%s-engines" $name }}{{ end }}
+{{- eq .root.Values.engines.layout "slots" | ternary (printf "%s-engine-%d" $name (int .slot)) (printf "%s-engines" $name) }}
 {{- end }}
 
 {{/* The port of a slot's engines. */}}
@@ -55,5 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "tabloop.engineUpdates" -}}
-{{- if and (eq .Values.engines.layout "slots") (eq (int .Values.engines.replicas) 1) (gt (len .Values.engines.slots) 1) }}OnDelete{{ else }}RollingUpdate{{ end }}
+{{- $engines := .Values.engines }}
+{{- $alone := and (eq $engines.layout "slots") (eq (int $engines.replicas) 1) (gt (len $engines.slots) 1) }}
+{{- $alone | ternary "OnDelete" "RollingUpdate" }}
 {{- end }}

@@ -143,8 +143,9 @@ storageClassName: {{ . }}
 {{- end }}
 
 {{- define "tabloop.resources" -}}
-requests: {{ .resources.requests | toJson }}
-limits: {{ merge (dict) .resources.limits (ternary (dict .resource (toString .gpus)) dict (gt (int .gpus) 0)) | toJson }}
+{{- $gpus := gt (int .of.gpus) 0 | ternary (dict .resource (toString .of.gpus)) dict }}
+requests: {{ toJson .of.resources.requests }}
+limits: {{ merge $gpus .of.resources.limits | toJson }}
 {{- end }}
 {{/* An engine's probe: it answers to the name of its Service. */}}
 {{- define "tabloop.engineProbe" -}}
@@ -152,4 +153,11 @@ httpGet:
   path: /health
   port: {{ .port }}
   httpHeaders: [{name: Host, value: {{ .host }}}]
+{{- end }}
+
+{{/* Annotations of a hook before an installation and an upgrade, by its weight. */}}
+{{- define "tabloop.hook" -}}
+helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation
 {{- end }}

@@ -103,7 +103,10 @@ extends = {{ toJson .Values.extends }}
 {{/* The settings that an engine reads: it restarts for a change of these alone. */}}
 {{- define "tabloop.engineSettings" -}}
 {{- $settings := include "tabloop.merged" . | fromJson }}
-{{- $serving := pick $settings.serving "engines" "engine_host" "engine_arguments" "adapters" "state" "most_deltas" "token_file" "tokens" "name_users" }}
+{{- $names := list "engines" "engine_host" "engine_arguments" "adapters" "state" "most_deltas" }}
+{{- $names = concat $names (list "token_file" "tokens" "name_users") }}
+{{- $serving := dict }}
+{{- range $names }}{{ $_ := set $serving . (get $settings.serving .) }}{{ end }}
 {{- $evaluate := pick $settings.evaluate "engine_url" "engine_host" }}
 {{- toJson (list .Values.extends (pick $settings "model" "store" "stack") $serving $evaluate) }}
 {{- end }}

@@ -1,7 +1,8 @@
-{{/* The Job of an update, as a flow makes it: the flow adds the cycle's name, the number of pods, and what they are to train. */}}
+{{/* The Job of an update, as a flow makes it: the flow adds the cycle's name, the number of pods, and what they train. */}}
 {{- define "tabloop.trainingJob" -}}
 {{- $training := .Values.training }}
-{{- $context := dict "root" . "component" "trainer" "target" "trainer" "of" "trainer" "pod" $training.pod "sharedMemory" $training.sharedMemory -}}
+{{- $names := dict "component" "trainer" "target" "trainer" "of" "trainer" }}
+{{- $context := merge (dict "root" . "pod" $training.pod "sharedMemory" $training.sharedMemory) $names -}}
 apiVersion: batch/v1
 kind: Job
 metadata:

@@ -1,6 +1,7 @@
 {{/* Names of the variables of the flows: of the worker and of the bootstrap. */}}
 {{- define "tabloop.flowVariables" -}}
-{{- $engine := ternary "TABLOOP_SERVING__ENGINE_TOKEN" "TABLOOP_EVALUATE__ENGINE_TOKEN" (eq (dig "evaluate" "engine" "own" .Values.settings) "slot") -}}
+{{- $slot := eq (dig "evaluate" "engine" "own" .Values.settings) "slot" }}
+{{- $engine := $slot | ternary "TABLOOP_SERVING__ENGINE_TOKEN" "TABLOOP_EVALUATE__ENGINE_TOKEN" -}}
 needed: [TABLOOP_SERVING__USER_SECRET, {{ $engine }}]
 optional:
   - TABLOOP_EVALUATE__JUDGE__API_KEY

@@ -141,7 +141,7 @@ def test_a_change_of_settings_rolls_the_pods_that_read_them() -> None:
 
 def test_engines_restart_for_every_setting_that_they_read() -> None:
     helper = (CHART / "templates/_settings.tpl").read_text()
-    picked = set(re.findall(r'"(\w+)"', re.search(r"pick \$settings.serving (.*)}}", helper)[1]))  # type: ignore[index]
+    picked = set(re.findall(r'"(\w+)"', " ".join(re.findall(r"\$names :?= (.*)", helper))))
     read = set()
     for file in (*(ROOT / "serving/engine").glob("*.py"), ROOT / "serving/access/credentials.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -278,16 +278,16 @@ REFUSED = [
     (("app.autoscaling.enabled=true", "app.autoscaling.minReplicas=9"), r"minReplicas = 9: expected at most maxReplicas = 6"),
     (
         ("settings.serving.admin_token=abc",),
-        r"settings.serving.admin_token: a secret .*TABLOOP_SERVING__ADMIN_TOKEN in the Secret \"tabloop\"",
+        r"settings.serving.admin_token: a secret .*expected TABLOOP_SERVING__ADMIN_TOKEN in the Secret \"tabloop\"",
     ),
     (("settings.evaluate.judge.api_key=abc",), r"settings.evaluate.judge.api_key: .*TABLOOP_EVALUATE__JUDGE__API_KEY"),
     (("settings.serving.port=9000",), r"settings.serving.port = 9000: the chart sets it to \"8081\"; remove it"),
     (("settings.model.base=/models",), r"settings.model.base = \"/models\": the chart sets it"),
     (("engines.layout=pool",), r"settings.serving.adapters = 0, expected at least 4"),
-    (("engines.layout=pair",), r"gpu_memory_utilization = unset, expected at most 0.5"),
+    (("engines.layout=pair",), r"gpu_memory_utilization = 1, expected at most 0.5"),
     (("evaluation.enabled=false",), r"evaluation.enabled = false: expected settings.evaluate.engine = slot"),
     (("engines.slots={0}",), r"engines.slots = \[0\]: settings.serving.engines is not set"),
-    (("monitoring.podMonitors=true",), r"monitoring.tokenSecret has no name and key; expected .*tabloop token"),
+    (("monitoring.podMonitors=true",), r"monitoring.tokenSecret has no name and key; expected a token"),
     (("base.source=/models/qwen",), r"'/base/source'.*'/models/qwen'"),
 ]
 
