@@ -37,16 +37,20 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- end }}
 
 {{- define "tabloop.checkSizes" -}}
-{{- $scaling := .Values.app.autoscaling }}
+{{- range $name, $scaling := dict "app" .Values.app.autoscaling "engines" .Values.engines.autoscaling }}
 {{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
-{{- fail (printf "app.autoscaling.minReplicas = %d: expected at most maxReplicas = %d"
-  (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
+{{- fail (printf "%s.autoscaling.minReplicas = %d: expected at most maxReplicas = %d"
+  $name (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.engines.autoscaling.enabled (not .Values.engines.autoscaling.prometheus) }}
+{{- fail "engines.autoscaling.prometheus is empty: expected its address, http://prometheus.monitoring.svc:9090" }}
 {{- end }}
 {{- $gpus := include "tabloop.gpus" . | int }}
 {{- $available := int .Values.gpus.available }}
 {{- if and (gt $available 0) (gt $gpus $available) }}
 {{- $train := .Values.settings.train }}
-{{- $engines := printf "engines (replicas = %d)" (int .Values.engines.replicas) }}
+{{- $engines := printf "engines (replicas = %d)" (include "tabloop.engineReplicas" . | int) }}
 {{- $training := printf "training (train.nodes = %d, train.processes = %d)" (int $train.nodes) (int $train.processes) }}
 {{- $next := "lower engines.replicas or train, or raise gpus.available to what the cluster has" }}
 {{- fail (printf "gpus.available = %d: %s, evaluation and %s ask for %d GPUs; %s" $available $engines $training $gpus $next) }}
@@ -84,7 +88,7 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- if not (or .Values.evaluation.enabled $slot (get $evaluate "engine_url")) }}
 {{- fail "evaluation.enabled = false: expected settings.evaluate.engine = slot, or an engine in settings.evaluate.engine_url" }}
 {{- end }}
-{{- if and $slot (gt (int .Values.engines.replicas) 1) }}
+{{- if and $slot (gt (include "tabloop.engineReplicas" . | int) 1) }}
 {{- fail (printf "settings.evaluate.engine = slot: engines.replicas = %d, expected 1: it uses a slot of one engine"
   (int .Values.engines.replicas)) }}
 {{- end }}

@@ -47,16 +47,23 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- get .root.Values.secrets .of | default .root.Values.secrets.existingSecret }}
 {{- end }}
 
+{{/* The most engines of a StatefulSet. */}}
+{{- define "tabloop.engineReplicas" -}}
+{{- $engines := .Values.engines }}
+{{- $engines.autoscaling.enabled | ternary $engines.autoscaling.maxReplicas $engines.replicas | int }}
+{{- end }}
+
 {{/* GPUs that engines, evaluation and training ask for together. */}}
 {{- define "tabloop.gpus" -}}
 {{- $v := .Values }}
-{{- $pods := mul (int $v.engines.replicas) (ternary (len $v.engines.slots) 1 (eq $v.engines.layout "slots")) }}
+{{- $pods := mul (include "tabloop.engineReplicas" . | int) (ternary (len $v.engines.slots) 1 (eq $v.engines.layout "slots")) }}
 {{- $evaluation := ternary (int $v.evaluation.gpus) 0 $v.evaluation.enabled }}
 {{- add (mul $pods (int $v.engines.gpus)) $evaluation (mul (int $v.settings.train.nodes) (int $v.settings.train.processes)) }}
 {{- end }}
 
 {{- define "tabloop.engineUpdates" -}}
 {{- $engines := .Values.engines }}
-{{- $alone := and (eq $engines.layout "slots") (eq (int $engines.replicas) 1) (gt (len $engines.slots) 1) }}
+{{- $one := eq (include "tabloop.engineReplicas" .) "1" }}
+{{- $alone := and (eq $engines.layout "slots") $one (gt (len $engines.slots) 1) }}
 {{- $alone | ternary "OnDelete" "RollingUpdate" }}
 {{- end }}

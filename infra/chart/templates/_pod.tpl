@@ -70,7 +70,8 @@ securityContext:
 {{- $secret := include "tabloop.secret" . }}
 - {name: TABLOOP_SETTINGS, value: /etc/tabloop/settings.toml}
 - {name: HOME, value: /tmp}
-- {name: XDG_CACHE_HOME, value: /tmp/cache}
+- {name: XDG_CACHE_HOME, value: /var/lib/tabloop/cache}
+- {name: TRITON_CACHE_DIR, value: /var/lib/tabloop/cache/triton}
 - {name: PREFECT_HOME, value: /tmp/prefect}
 {{- range .needed }}
 - name: {{ . }}

@@ -111,10 +111,11 @@ def _of_object(each: Object, objects: list[Object], every: list[Pod]) -> Iterato
     kind, name, spec = each["kind"], name_of(each), each.get("spec", {})
     if kind == "PodDisruptionBudget" and ("minAvailable" in spec) == ("maxUnavailable" in spec):
         yield f"{name}: expected one of minAvailable and maxUnavailable"
-    if kind == "HorizontalPodAutoscaler":
+    if kind in ("HorizontalPodAutoscaler", "ScaledObject"):
         target = f"{spec['scaleTargetRef']['kind']} {spec['scaleTargetRef']['name']}"
-        if spec["minReplicas"] > spec["maxReplicas"]:
-            yield f"{name}: minReplicas {spec['minReplicas']} is above maxReplicas {spec['maxReplicas']}"
+        least, most = (spec.get(f"{key}Replicas", spec.get(f"{key}ReplicaCount", 0)) for key in ("min", "max"))
+        if least > most:
+            yield f"{name}: minReplicas {least} is above maxReplicas {most}"
         if not (scaled := [other for other in objects if name_of(other) == target]):
             yield f"{name}: scales {target}, which is not there"
         yield from (f"{target}: sets replicas, which its autoscaler changes" for other in scaled if "replicas" in other["spec"])

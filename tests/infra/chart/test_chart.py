@@ -210,6 +210,18 @@ def test_the_hooks_come_before_any_pod_changes() -> None:
     assert copy == one(of_size("team"), "ConfigMap tabloop-settings")["data"]["settings.toml"]
 
 
+def test_engines_scale_by_their_own_requests_within_the_gpus() -> None:
+    keda = ("engines.autoscaling.enabled=true", "engines.autoscaling.prometheus=http://prometheus:9090")
+    found = objects("fleet", *keda)
+    assert faults(found) == []
+    scaled = [each for each in found if each["kind"] == "ScaledObject"]
+    assert [each["spec"]["scaleTargetRef"]["name"] for each in scaled] == ["tabloop-engine-0", "tabloop-engine-1"]
+    queries = [trigger["metadata"]["query"] for trigger in scaled[0]["spec"]["triggers"]]
+    assert queries[0] == 'sum(vllm:num_requests_waiting{namespace="tabloop",pod=~"tabloop-engine-0-[0-9]+"})'
+    ended = template("fleet", *keda, "engines.autoscaling.maxReplicas=8")
+    assert "gpus.available = 25: engines (replicas = 8)" in ended.error and "ask for 33 GPUs" in ended.error
+
+
 def test_tokens_and_settings_lie_in_one_folder(tmp_path: Path) -> None:
     found = objects("team", "tokens.existingSecret=tabloop-tokens")
     settings = settings_of(found, tmp_path)
@@ -283,6 +295,7 @@ REFUSED = [
     (("settings.evaluate.judge.api_key=abc",), r"settings.evaluate.judge.api_key: .*TABLOOP_EVALUATE__JUDGE__API_KEY"),
     (("settings.serving.port=9000",), r"settings.serving.port = 9000: the chart sets it to \"8081\"; remove it"),
     (("settings.model.base=/models",), r"settings.model.base = \"/models\": the chart sets it"),
+    (("engines.autoscaling.enabled=true",), r"engines.autoscaling.prometheus is empty: expected its address"),
     (("engines.layout=pool",), r"settings.serving.adapters = 0, expected at least 4"),
     (("engines.layout=pair",), r"gpu_memory_utilization = 1, expected at most 0.5"),
     (("evaluation.enabled=false",), r"evaluation.enabled = false: expected settings.evaluate.engine = slot"),
