@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tests.infra.pod_security import unrestricted
+from tests.pod_security import unrestricted
 
 Object = dict[str, Any]
 LONG_LIVED = ("StatefulSet", "Deployment")

@@ -1,6 +1,17 @@
-"""Kubernetes' Pod Security Standard "restricted", as a check of a pod's specification."""
+"""Checks of manifests: Kubernetes' own schema, and its Pod Security Standard "restricted"."""
 
 from typing import Any
+
+import kubernetes_validate
+
+VERSIONS = ("1.31", "1.37")
+"""Versions of the schema: an older one that clusters still run, and the newest."""
+
+
+def validate(manifest: dict[str, Any]) -> None:
+    """Check a manifest by Kubernetes' own schema; unknown fields are refused. Raises kubernetes_validate.ValidationError."""
+    for version in VERSIONS:
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def unrestricted(pod: dict[str, Any]) -> set[str]:
