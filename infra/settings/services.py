@@ -62,8 +62,8 @@ class Orchestration(Section):
     of a cluster, as job_configuration says."""
     job_configuration: Path | None = None
     """JSON file that configures the pool's jobs: the `job_configuration` of Prefect's base job template, in which "{{ gpus }}"
-    becomes train.processes for a cycle and 0 for other flows. Relative paths start at the repository. None or
-    empty: a process pool needs none; a kubernetes pool needs one, of which infra/settings/kubernetes_job.json is an example."""
+    becomes train.processes for a cycle and 0 for other flows. Relative paths start at the repository. None: a process pool needs
+    none; a kubernetes pool needs one, of which infra/settings/kubernetes_job.json is an example."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
     """Address of a Dask scheduler whose workers join the partitions of windows, tests and plans, "tcp://HOST:PORT" or
     "tls://HOST:PORT"; its packages must be those of this checkout. Empty: threads of the flow's own process join them."""
