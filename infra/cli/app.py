@@ -19,6 +19,8 @@ GROUPS = (
 )
 """Groups of commands, in the order of the help."""
 STACK, LOOP, LOOK, ACCESS, MEASURE, PROJECT = GROUPS
+BUILT = (("BUILD_COMMIT", "commit"), ("BUILD_TARGET", "image"))
+"""Variables that an image sets (infra/images/Containerfile), with their words in `tabloop version`."""
 HELP = """Make a team's code-completion model better from every Tab press.
 
 A newcomer begins with `tabloop demo`, or with `tabloop up` and `tabloop try`. Commands use the settings that `tabloop up` was
@@ -84,8 +86,9 @@ def command(group: str, name: str | None = None, **options: Any) -> Callable[[Ca
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and the folder of the code that runs."""
+    """Print the version and the folder of the code that runs; in an image, also its commit and target."""
     if wanted:
+        import os
         import tomllib
         from importlib.metadata import version
         from pathlib import Path
@@ -93,7 +96,8 @@ def show_version(wanted: bool) -> None:
         root = Path(__file__).resolve().parents[2]
         project = root / "pyproject.toml"
         number = tomllib.loads(project.read_text())["project"]["version"] if project.exists() else version("tabloop")
-        typer.echo(f"tabloop {number}, {root}")
+        built = [f"{word} {os.environ[name]}" for name, word in BUILT if os.environ.get(name)]
+        typer.echo(", ".join([f"tabloop {number}", *built, str(root)]))
         raise typer.Exit
 
 

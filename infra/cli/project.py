@@ -62,6 +62,23 @@ def tune(
     run(settings.load(), Options(model, places, learning_rate, exponent, compared, seed))
 
 
+@base.command("fetch")
+def fetch() -> None:
+    """Download the base model from the bucket to model.base, verified, unless it is there."""
+    from infra import settings
+    from infra.stack import seed
+    from infra.storage.store import Corrupt, Incomplete
+
+    loaded = settings.load()
+    try:
+        fetched = seed.fetch_base(loaded)
+    except Incomplete as error:
+        raise errors.Failed(f"{error.args[0]}; `tabloop bootstrap --base FROM` uploads the base model") from None
+    except Corrupt as error:
+        raise errors.Failed(f"{error}; upload the base model again") from None
+    print(f"{loaded.model.base}: {'fetched' if fetched else 'unchanged'}")
+
+
 @command(PROJECT)
 def memory(
     model: Annotated[Path, typer.Option(help="directory of a checkpoint in Hugging Face's layout; config.json is enough")],

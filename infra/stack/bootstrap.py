@@ -28,9 +28,9 @@ def bucket(settings: Settings) -> str:
     return f"{settings.store.bucket}: {'made' if made else 'unchanged'}"
 
 
-def base_model(settings: Settings) -> str:
-    """Register the base model and make it champion, if the registry has no champion."""
-    version, made = seed.base_model(settings)
+def base_model(settings: Settings, brought: str = "") -> str:
+    """Register the base model, from model.base or where it is brought from, and make it champion, if there is no champion."""
+    version, made = seed.base_model(settings, brought)
     change = "registered and made champion" if made else "unchanged, it is champion"
     return f"version {version} of {settings.registry.model}: {change}"
 
@@ -51,12 +51,17 @@ def deployments(settings: Settings) -> str:
     return f"{', '.join(names)}: deployed"
 
 
-STEPS: tuple[Step, ...] = (
-    ("bucket", bucket),
-    ("base model", base_model),
-    ("work pool", work_pool),
-    ("deployments", deployments),
-)
+def steps(brought: str = "") -> tuple[Step, ...]:
+    """Return the steps in their order, with the base model from a directory or "s3://BUCKET/PREFIX"; empty: from model.base."""
+    return (
+        ("bucket", bucket),
+        ("base model", lambda settings: base_model(settings, brought)),
+        ("work pool", work_pool),
+        ("deployments", deployments),
+    )
+
+
+STEPS = steps()
 
 
 def run(settings: Settings, steps: Sequence[Step] = STEPS) -> Iterator[str]:

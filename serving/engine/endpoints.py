@@ -255,7 +255,9 @@ def _refuse_pages(names: frozenset[str]) -> Middleware:
     @web.middleware
     async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
         headers = [(name.lower(), value) for name, value in request.raw_headers]
-        if refusal := foreign(headers, request.method, names):
+        # A probe and Prometheus name a pod by the address that they reach.
+        reached = request.transport.get_extra_info("sockname") if request.transport else None
+        if refusal := foreign(headers, request.method, names, reached[0] if reached else ""):
             return web.json_response({"error": refusal.reason}, status=refusal.status)
         return await handler(request)
 

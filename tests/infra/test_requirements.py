@@ -15,7 +15,7 @@ import pytest
 from infra.settings import ROOT
 
 FOLDER = ROOT / "infra/requirements"
-LISTS = [FOLDER / "cpu.txt", FOLDER / "gpu.txt", FOLDER / "docs.txt"]
+LISTS = [FOLDER / f"{name}.txt" for name in ("cpu", "gpu", "docs", "app", "engine", "trainer")]
 ENTRY = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>\S+)(?P<hashes>( \\\n    --hash=sha256:[0-9a-f]{64})*)$", re.MULTILINE)
 
 

@@ -162,7 +162,7 @@ def test_a_demo_of_adapters_does_not_run_by_other_settings(
 
 OFFLINE = (
     *("history", "promote", "rollback", "reject", "explain", "plan", "requests", "forget", "loop pause", "loop resume", "cycle"),
-    *("retention", "compaction", "recompute", "export", "bootstrap", "merge"),
+    *("retention", "compaction", "recompute", "export", "bootstrap", "merge", "base fetch"),
 )
 """Commands that ask a server; `status` and `try` say in their own words that it does not answer."""
 
@@ -242,3 +242,13 @@ def test_up_takes_the_directory_of_a_model_in_place_of_the_settings(model: str, 
 @pytest.mark.parametrize(("given", "number"), [("v2", "2"), ("2", "2"), ("", ""), ("vx", "vx")])
 def test_a_version_may_be_written_as_pages_show_it(given: str, number: str) -> None:
     assert number_of(given) == number
+
+
+def test_an_image_shows_its_commit_and_target(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["version"]) == errors.DONE
+    plain = capsys.readouterr().out
+    assert "commit" not in plain
+    monkeypatch.setenv("BUILD_COMMIT", "0123abc")
+    monkeypatch.setenv("BUILD_TARGET", "engine")
+    assert cli.main(["version"]) == errors.DONE
+    assert ", commit 0123abc, image engine, " in capsys.readouterr().out

@@ -211,6 +211,14 @@ async def test_an_engine_tells_strangers_only_whether_it_works(sent: str | None)
         assert (await engine.swap("somewhere", "1")).version == "1" and (await engine.health()).version == "1"
 
 
+async def test_an_engine_of_a_service_answers_to_its_name_and_to_the_address_that_a_probe_reaches() -> None:
+    names = {"tabloop-engine-0.tabloop.svc"}
+    async with aiohttp_app(Endpoints(FakeEngine([1]), "token", names, Unauthenticated(60)).app()) as url, session() as http:
+        hosts = ("tabloop-engine-0.tabloop.svc:18100", "127.0.0.1:18100", "127.0.0.2:18100", "localhost")
+        answers = [await http.get(url + "/health", headers={"Host": host}) for host in hosts]
+        assert [answer.status for answer in answers] == [200, 200, 403, 403]
+
+
 @pytest.mark.parametrize(
     "foreign",
     [

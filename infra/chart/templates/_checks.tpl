@@ -1,0 +1,110 @@
+{{/* Faults that neither the schema nor Kubernetes refuses. A message has the value, the expected one, and what to do. */}}
+
+{{/* Names of the settings that hold a secret: they belong into a Secret. */}}
+{{- define "tabloop.secretSettings" -}}
+access_key secret_key password token auth_string webhook admin_token simulation_token user_secret engine_token valkey api_key
+{{- end }}
+
+{{- define "tabloop.noSecrets" -}}
+{{- $path := .path }}
+{{- $names := include "tabloop.secretSettings" . | splitList " " }}
+{{- range $key, $value := .table }}
+{{- $inner := append $path $key }}
+{{- if kindIs "map" $value }}
+{{- include "tabloop.noSecrets" (dict "table" $value "path" $inner "secret" $.secret) }}
+{{- else if kindIs "slice" $value }}
+{{- range $value }}
+{{- if kindIs "map" . }}{{ include "tabloop.noSecrets" (dict "table" . "path" $inner "secret" $.secret) }}{{ end }}
+{{- end }}
+{{- else if and (has $key $names) $value }}
+{{- $variable := printf "TABLOOP_%s" (join "__" $inner | upper) }}
+{{- fail (printf "settings.%s: a secret would stand in a ConfigMap; expected %s in the Secret %q: kubectl edit secret %s"
+  (join "." $inner) $variable $.secret $.secret) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.noOwnSettings" -}}
+{{- range $section, $table := include "tabloop.ownSettings" . | fromYaml }}
+{{- $given := get $.Values.settings $section | default dict }}
+{{- range $key, $value := $table }}
+{{- if hasKey $given $key }}
+{{- fail (printf "settings.%s.%s = %v: the chart sets it to %q; remove it from the values"
+  $section $key (get $given $key | toJson) (toString $value)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.checkSizes" -}}
+{{- range $name, $scaling := dict "app" .Values.app.autoscaling "engines" .Values.engines.autoscaling }}
+{{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
+{{- fail (printf "%s.autoscaling.minReplicas = %d: expected at most maxReplicas = %d"
+  $name (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.engines.autoscaling.enabled (not .Values.engines.autoscaling.prometheus) }}
+{{- fail "engines.autoscaling.prometheus is empty: expected its address, http://prometheus.monitoring.svc:9090" }}
+{{- end }}
+{{- $gpus := include "tabloop.gpus" . | int }}
+{{- $available := int .Values.gpus.available }}
+{{- if and (gt $available 0) (gt $gpus $available) }}
+{{- $train := .Values.settings.train }}
+{{- $engines := printf "engines (replicas = %d)" (include "tabloop.engineReplicas" . | int) }}
+{{- $training := printf "training (train.nodes = %d, train.processes = %d)" (int $train.nodes) (int $train.processes) }}
+{{- $next := "lower engines.replicas or train, or raise gpus.available to what the cluster has" }}
+{{- fail (printf "gpus.available = %d: %s, evaluation and %s ask for %d GPUs; %s" $available $engines $training $gpus $next) }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.checkEngines" -}}
+{{- $engines := .Values.engines }}
+{{- $serving := .Values.settings.serving }}
+{{- $slots := toJson $engines.slots }}
+{{- if ne (len $engines.slots) 2 }}
+{{- if not (get $serving "engines") }}
+{{- fail (printf "engines.slots = %s: settings.serving.engines is not set; expected both slots there, one an external server"
+  $slots) }}
+{{- end }}
+{{- if ne $engines.layout "slots" }}
+{{- fail (printf "engines.slots = %s: expected engines.layout = slots, not %s, whose slots are one" $slots $engines.layout) }}
+{{- end }}
+{{- end }}
+{{- $adapters := get $serving "adapters" | default 0 | int }}
+{{- if and (eq $engines.layout "pool") (lt $adapters 4) }}
+{{- fail (printf "engines.layout = pool: settings.serving.adapters = %d, expected at least 4: versions of both slots"
+  $adapters) }}
+{{- end }}
+{{- $share := dig "engine_arguments" "gpu_memory_utilization" 1.0 $serving | float64 }}
+{{- if and (eq $engines.layout "pair") (gt $share 0.5) }}
+{{- fail (printf "engines.layout = pair: settings.serving.engine_arguments.gpu_memory_utilization = %v, expected at most 0.5: %s"
+  $share "two engines share each GPU") }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.checkEvaluation" -}}
+{{- $evaluate := .Values.settings.evaluate | default dict }}
+{{- $slot := eq (get $evaluate "engine") "slot" }}
+{{- if not (or .Values.evaluation.enabled $slot (get $evaluate "engine_url")) }}
+{{- fail "evaluation.enabled = false: expected settings.evaluate.engine = slot, or an engine in settings.evaluate.engine_url" }}
+{{- end }}
+{{- if and $slot (gt (include "tabloop.engineReplicas" . | int) 1) }}
+{{- fail (printf "settings.evaluate.engine = slot: engines.replicas = %d, expected 1: it uses a slot of one engine"
+  (int .Values.engines.replicas)) }}
+{{- end }}
+{{- end }}
+
+{{- define "tabloop.checks" -}}
+{{- if not .Values.image.repository }}
+{{- fail "image.repository is empty: expected the images' name without target: --set image.repository=REGISTRY/tabloop" }}
+{{- end }}
+{{- include "tabloop.noSecrets" (dict "table" .Values.settings "path" (list) "secret" .Values.secrets.existingSecret) }}
+{{- include "tabloop.noOwnSettings" . }}
+{{- include "tabloop.checkSizes" . }}
+{{- include "tabloop.checkEngines" . }}
+{{- include "tabloop.checkEvaluation" . }}
+{{- $token := .Values.monitoring.tokenSecret }}
+{{- if and .Values.monitoring.podMonitors (not (and $token.name $token.key)) }}
+{{- fail "monitoring.podMonitors = true: monitoring.tokenSecret has no name and key; expected a token with the role metrics" }}
+{{- end }}
+{{- end }}
