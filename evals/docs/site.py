@@ -21,6 +21,8 @@ from serving.metrics import Metrics
 from serving.metrics.loop import GAUGES
 from serving.slots import client
 
+CONFIG = "evals/docs/mkdocs.yml"
+
 
 async def describe(settings: Settings) -> dict[str, Any]:
     """Return the OpenAPI documents of the ports `completions` and `feedback`, and the `metrics`."""
@@ -97,5 +99,5 @@ def build(root: Path, settings: Settings) -> bool:
     if not python.exists():
         raise FileNotFoundError(f"{python}: not found; `make docs` installs MkDocs and builds the documentation")
     write(root, asyncio.run(describe(settings)), root / "var/docs-source")
-    command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", "infra/mkdocs.yml")
+    command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", CONFIG)
     return not subprocess.run(command, cwd=root, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode

@@ -1,1 +1,1 @@
-"""Grafana's dashboards as typed code; infra/dashboards/ holds the JSON that it writes."""
+"""Grafana's dashboards as typed code; infra/chart/dashboards/ holds the JSON that it writes."""

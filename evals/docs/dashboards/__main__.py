@@ -1,4 +1,4 @@
-"""Writes infra/dashboards/: `python -m evals.docs.dashboards`."""
+"""Writes infra/chart/dashboards/: `python -m evals.docs.dashboards`."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from evals.docs.dashboards.serving import SERVING
 from infra.settings import ROOT
 
 BOARDS: tuple[Board, ...] = (SERVING, ENGINES, LEARNING, EXPERIMENT, FLEET)
-FOLDER = ROOT / "infra/dashboards"
+FOLDER = ROOT / "infra/chart/dashboards"
 
 
 def write(folder: Path = FOLDER) -> None:

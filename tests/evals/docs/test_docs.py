@@ -25,7 +25,7 @@ from infra.settings import DEMO, ROOT, Settings, load
 from serving.metrics import Metrics
 from tests.evals.docs.links import anchors, dead_links, links
 
-CONFIG = ROOT / "infra/mkdocs.yml"
+CONFIG = ROOT / "evals/docs/mkdocs.yml"
 MKDOCS = ROOT / ".venv-docs/bin/python"
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 READMES = [*ROOT_PAGES, *sorted(ROOT.glob("*/README.md")), ROOT / "tasks/trainer/README.md"]

@@ -259,11 +259,9 @@ def test_an_external_server_takes_the_place_of_a_slot(tmp_path: Path) -> None:
     assert settings_of(found, tmp_path).serving.engines[1].url == external["url"]  # type: ignore[union-attr]  # an External
 
 
-def test_rules_monitors_and_dashboards_come_if_values_ask_for_them(tmp_path: Path) -> None:
+def test_rules_monitors_and_dashboards_come_if_values_ask_for_them() -> None:
     assert not [each for each in of_size("team") if each["apiVersion"].startswith("monitoring.")]
-    (tmp_path / "serving.json").write_text('{"title": "Serving {{ x }}"}\n')
-    sets = [f"--set-file=monitoring.dashboards.serving={tmp_path / 'serving.json'}"]
-    sets += [f"--set-file=monitoring.alerts={ROOT / 'infra/settings/prometheus_alerts.yaml'}"]
+    sets = ["--set=monitoring.dashboards=true", f"--set-file=monitoring.alerts={ROOT / 'infra/settings/prometheus_alerts.yaml'}"]
     values = ["monitoring.podMonitors=true", "monitoring.tokenSecret.name=prometheus", "monitoring.tokenSecret.key=token"]
     required = [f"--set={value}" for value in (*helm.REQUIRED, *values)]
     ended = helm.run("template", "tabloop", str(CHART), "--namespace", "tabloop", *required, *sets)
@@ -272,7 +270,8 @@ def test_rules_monitors_and_dashboards_come_if_values_ask_for_them(tmp_path: Pat
     assert faults(found) == []
     rules = yaml.safe_load((ROOT / "infra/settings/prometheus_alerts.yaml").read_text())
     assert one(found, "PrometheusRule tabloop")["spec"] == rules
-    assert one(found, "ConfigMap tabloop-dashboard-serving")["data"]["serving.json"] == '{"title": "Serving {{ x }}"}\n'
+    for file in (CHART / "dashboards").iterdir():
+        assert one(found, f"ConfigMap tabloop-dashboard-{file.stem}")["data"] == {file.name: file.read_text()}
     jobs = {
         each["spec"]["podMetricsEndpoints"][0]["relabelings"][0]["replacement"] for each in found if each["kind"] == "PodMonitor"
     }
@@ -347,7 +346,7 @@ def test_the_schema_knows_every_section_of_the_settings_and_the_charts_version_i
 
 def test_the_schema_refuses_unknown_keys_at_every_level() -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
-    free = {"labels", "annotations", "nodeSelector", "dashboards", "dashboardLabels", "settings", "global"}
+    free = {"labels", "annotations", "nodeSelector", "dashboardLabels", "settings", "global"}
 
     def open_tables(part: Any, path: str = "") -> list[str]:
         if not isinstance(part, dict):
