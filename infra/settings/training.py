@@ -146,9 +146,9 @@ class Train(Recipe):
     """HOST:PORT of the flow's machine as the other nodes reach it, where torchrun's processes find each other; empty with one
     node."""
     job: Path | None = None
-    """Template of the Job of Kubernetes that trains, in JSON or YAML: `nodes` pods with `processes` GPUs each, which need no shared
-    disk and no `rendezvous`. infra/settings/train_job.json is an example; relative paths start at the repository. None: the
-    processes run on the flow's machine."""
+    """Template of the Job of Kubernetes that trains, in JSON or YAML: `nodes` pods with `processes` GPUs each, without a shared
+    disk or a `rendezvous`. infra/settings/train_job.json is an example; relative paths start at the repository. None: the flow's
+    machine trains."""
     kl_reference: Literal["start", "champion"] = "start"
     """Reference policy of the KL term: the weights that the update starts from, or the champion's."""
     environment: dict[str, str] = Field(default={})
@@ -160,7 +160,7 @@ class Train(Recipe):
     def _nodes_meet(self) -> "Train":
         if self.nodes > 1 and not self.rendezvous and self.job is None:
             raise ValueError(
-                f'nodes = {self.nodes}, rendezvous = "": expected HOST:PORT of the flow\'s machine, where the processes meet; or set '
+                f'nodes = {self.nodes}, rendezvous = "": expected HOST:PORT of the flow\'s machine, where the processes meet, or '
                 "job, whose pods find each other"
             )
         return self
