@@ -103,7 +103,7 @@ def _launcher(order: Order, job: Path, place: Place, say: Say) -> tuple[str, ...
     if train.nodes == 1:
         return command(job, train.processes)
     host, _, port = place.meeting.rpartition(":")
-    first = [awaited_address(host.format(index), int(port), say) for index in range(train.nodes)][0]
+    first, *_ = [awaited_address(host.format(index), int(port), say) for index in range(train.nodes)]
     size = ("--nnodes", str(train.nodes), "--nproc_per_node", str(train.processes), "--max_restarts", "0")
     # A static rendezvous gives a pod the rank of its index, so that the first rank is in the pod that uploads.
     at = ("--rdzv_backend", "static", "--node_rank", str(place.index), "--master_addr", first, "--master_port", port)

@@ -148,7 +148,7 @@ class Cluster:
         while True:
             try:
                 answer = await request()
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ApiException) as error:
+            except (TimeoutError, aiohttp.ClientError, OSError, ApiException) as error:
                 status = error.status if isinstance(error, ApiException) else 0
                 said = words_of(error)
                 if status == MISSING and not action.startswith("make"):
@@ -159,8 +159,8 @@ class Cluster:
                     raise ClusterRefused(refusal(action, self.namespace, status, said)) from error
                 if time.monotonic() - began > self._patience:
                     raise ClusterAway(
-                        f"could not {action}: {said}; Kubernetes' API server has not answered for {self._patience:.0f} s. The next "
-                        "run goes on"
+                        f"could not {action}: {said}; Kubernetes' API server has not answered for {self._patience:.0f} s. "
+                        "The next run goes on"
                     ) from error
                 if pause == PAUSE_SECONDS:
                     self._say(f"Kubernetes' API server does not answer, which is waited for: {said}")
@@ -179,8 +179,8 @@ def refusal(action: str, namespace: str, status: int, said: str) -> str:
     """Return the words for a request that Kubernetes refuses."""
     next_step = {
         401: "the service account's token is not accepted",
-        403: "give the flow's service account a Role for jobs (get, list, create, delete), services (create), pods, pods/log (get, "
-        "list) and events (list)",
+        403: "give the flow's service account a Role for jobs (get, list, create, delete), services (create), pods (list), "
+        "pods/log (get) and events (list)",
     }.get(status, "correct the template that train.job names")
     return f"could not {action} in the namespace {namespace}: {said}\n  next: {next_step}"
 
@@ -217,8 +217,8 @@ async def connected(namespace: str, say: Callable[[str], None], patience: float 
             config.load_incluster_config(client_configuration=settings)
     except (config.ConfigException, OSError) as error:
         raise NoCluster(
-            f"train.job is set, and no cluster is known: {error}; run the flows in a pod with a service account, or name a file in "
-            "KUBECONFIG"
+            f"train.job is set, and no cluster is known: {error}; run the flows in a pod with a service account, or name a file "
+            "in KUBECONFIG"
         ) from error
     if not namespace:
         try:

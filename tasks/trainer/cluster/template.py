@@ -139,14 +139,16 @@ class Template:
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", str(name)):
             raise self._refused(f"metadata.name = {name!r}: expected lower-case letters, digits and hyphens, a letter first")
         own = {"completions", "parallelism", "completionMode"} & spec.keys()
-        if own |= {"subdomain", "hostname"} & spec["template"]["spec"].keys() | ({"args"} & container.keys()):
+        own |= {"subdomain", "hostname"} & spec["template"]["spec"].keys() | ({"args"} & container.keys())
+        if own:
             raise self._refused(f"{', '.join(sorted(own))}: expected none, since the flow sets it from train.nodes and the cycle")
         if spec.get("backoffLimit", 0) != 0:
             raise self._refused(f"backoffLimit = {spec['backoffLimit']}: expected 0, since a lost pod ends the update")
         for each in spec["template"]["spec"]["containers"]:
             for variable in each.get("env", ()):
                 if "value" in variable and SECRET_NAME.search(variable.get("name", "")):
-                    raise self._refused(f"{variable['name']} stands there in plain text: expected valueFrom.secretKeyRef, or envFrom")
+                    secret = f"{variable['name']} stands there in plain text"
+                    raise self._refused(f"{secret}: expected valueFrom.secretKeyRef, or envFrom")
 
     def _refused(self, reason: str) -> WrongTemplate:
         return WrongTemplate(f"{self._wrong}{reason}")
