@@ -24,10 +24,9 @@ from infra.stack import bootstrap, orchestration, pools, prefect_api, seed
 from infra.stack.parts import clients
 from infra.stack.prefect_api import DeployError
 from infra.storage.store import CHECKSUMS, ObjectStore, Refused
+from tests.pod_security import unrestricted, validate
 from tests.stack import Stack, free_ports
 
-KUBERNETES = ("1.31", "1.37")
-"""Versions of the schema: an older one that clusters still run, and the newest."""
 IGNORED = ("parallelism", "completions")
 """Fields of a job that Prefect's worker requires in the pod's specification, where Kubernetes ignores them."""
 
@@ -50,8 +49,7 @@ def check_job(manifest: dict[str, Any], gpus: str) -> None:
     bare = json.loads(json.dumps(manifest))
     for field in IGNORED:
         del bare["spec"]["template"]["spec"][field]
-    for version in KUBERNETES:
-        kubernetes_validate.validate(bare, version, strict=True)
+    validate(bare)
     (container,) = bare["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus and "memory" in container["resources"]["limits"]
     assert (container["image"], container["workingDir"]) == ("registry.acme.example/tabloop:0.1.0", "/srv/tabloop")
@@ -68,27 +66,6 @@ def deployment_of(variables: dict[str, str]) -> DeploymentResponse:
 async def test_the_job_of_production_is_a_job_of_kubernetes(variables: dict[str, str], gpus: str) -> None:
     template = pools.job_template(load(PRODUCTION, {}))
     check_job(await job_of(deployment_of(variables), template), gpus)
-
-
-def unrestricted(pod: dict[str, Any]) -> set[str]:
-    """Return what of a pod's specification Kubernetes' Pod Security Standard "restricted" refuses, by field."""
-    found = {field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field)}
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-    found |= {kind for volume in pod.get("volumes", ()) for kind in volume.keys() - {"name"} - allowed}
-    for container in (*pod["containers"], *pod.get("initContainers", ())):
-        own = container.get("securityContext", {})
-        context = pod.get("securityContext", {}) | own
-        wanted = {
-            "runAsNonRoot": context.get("runAsNonRoot") is True and context.get("runAsUser") != 0,
-            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
-            "capabilities": "ALL" in own.get("capabilities", {}).get("drop", ())
-            and set(own["capabilities"].get("add", ())) <= {"NET_BIND_SERVICE"},
-            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
-            "privileged": not own.get("privileged"),
-            "hostPort": not any(port.get("hostPort") for port in container.get("ports", ())),
-        }
-        found |= {field for field, holds in wanted.items() if not holds}
-    return found
 
 
 async def test_a_namespace_with_pod_security_restricted_takes_the_pods_of_production() -> None:
