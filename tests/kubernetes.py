@@ -81,7 +81,7 @@ class Server:
     """The API server."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+        self.cluster, self.closing = cluster, False
         self.app = web.Application(middlewares=[self.refusing])
         for group, kinds in (("/apis/batch/v1", ("jobs",)), ("/api/v1", ("services", "pods", "events"))):
             for kind in kinds:
@@ -133,7 +133,7 @@ class Server:
             while True:
                 ended = name not in self.cluster.processes or self.cluster.processes[name].poll() is not None
                 await response.write(file.read())
-                if ended:
+                if ended or self.closing:
                     return response
                 await asyncio.sleep(STEP_SECONDS)
 
@@ -149,7 +149,8 @@ def chosen(one: Object, query: Any) -> bool:
 @contextmanager
 def serving(cluster: Cluster, port: int) -> Iterator[None]:
     """Serve a cluster's API at a port of this machine; its state and its pods outlive the server."""
-    loop, ready, runner = asyncio.new_event_loop(), threading.Event(), web.AppRunner(Server(cluster).app, shutdown_timeout=0)
+    server = Server(cluster)
+    loop, ready, runner = asyncio.new_event_loop(), threading.Event(), web.AppRunner(server.app, shutdown_timeout=1)
 
     async def start() -> None:
         await runner.setup()
@@ -166,6 +167,7 @@ def serving(cluster: Cluster, port: int) -> Iterator[None]:
     try:
         yield
     finally:
+        server.closing = True
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

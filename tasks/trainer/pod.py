@@ -52,7 +52,7 @@ def run(store: ObjectStore, key: str, digest: str, place: Place, folder: Path, s
     """Take part in an update.
 
     Raises:
-        TrainingFailed: the processes ended without a result.
+        TrainingFailed: the processes ended without a result, or refused the update, which is stored.
         Corrupt: an input has another checksum than the flow says.
     """
     order = orders.read(store, key, digest)
@@ -67,9 +67,9 @@ def run(store: ObjectStore, key: str, digest: str, place: Place, folder: Path, s
     except TrainingFailed:
         if not (refused := work / REFUSED_NAME).exists():
             raise
+        # It fails nevertheless, so that its Job ends the other pods at once: their processes wait for these.
         store.put(f"{target}/{orders.REFUSED}", refused.read_text().encode())
-        say("the update is refused: the reason is stored")
-        return
+        raise
     if place.index == 0:
         _upload(store, target, work)
         say(f"{store.uri(target)}: stored")

@@ -83,11 +83,11 @@ def lost(job: Object | None, name: str, pods: Sequence[Object], known: Iterable[
         name: the Job's name.
         known: names of the pods that ran before.
     """
+    if job is None or job["metadata"].get("deletionTimestamp"):  # its pods are being deleted, too
+        return f"the Job {name} was deleted, by hand or with its namespace"
     failed = sorted((pod for pod in pods if _failed(pod)), key=lambda pod: (_ended(pod), index_of(pod)))
     if failed:
         return failed
-    if job is None or job["metadata"].get("deletionTimestamp"):
-        return f"the Job {name} was deleted, by hand or with its namespace"
     gone = sorted(set(known) - {name_of(pod) for pod in pods})
     if gone and not holds(job, "Complete"):
         return f"the pod {', '.join(gone)} was deleted, by hand or with its node{_why(job)}"

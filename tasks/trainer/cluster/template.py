@@ -133,7 +133,7 @@ class Template:
             self._port  # noqa: B018
         except (KeyError, IndexError, TypeError, StopIteration) as error:
             raise self._refused(
-                f"{error or f'a port named {PORT_NAME}'} is missing; expected metadata.name and a container with a command and a "
+                f"{str(error) or f'a port named {PORT_NAME}'} is missing; expected metadata.name and a container with a command and a "
                 f"port named {PORT_NAME}, as train_job.json has"
             ) from None
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", str(name)):

@@ -256,7 +256,7 @@ class _Watch:
 
     async def _look(self, selector: str) -> bool:
         """Look once; return whether the Job has ended well."""
-        job, pods = await self._cluster.job(self._name), await self._cluster.pods(selector)
+        pods, job = await self._cluster.pods(selector), await self._cluster.job(self._name)
         for pod in pods:
             if state.name_of(pod) not in self._tails and state.started(pod):
                 self._tails[state.name_of(pod)] = asyncio.create_task(self._tail(pod))
