@@ -45,8 +45,8 @@ def _job_configuration(settings: Settings) -> dict[str, Any]:
         raise DeployError(f"{wrong}expected a table{' with a job_manifest' if kubernetes else ''}, as kubernetes_job.json has")
     if other := set(prefect_api.placeholders(text)):
         raise DeployError(
-            f"{wrong}placeholders {', '.join(sorted(other))}: expected values, since a run could set a variable. No run has GPUs: "
-            "the template that train.job names asks for them"
+            f"{wrong}placeholders {', '.join(sorted(other))}: expected values, since a run could set a variable. No run has "
+            "GPUs: the template that train.job names asks for them"
         )
     return configuration
 

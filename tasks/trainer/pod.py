@@ -59,7 +59,7 @@ def run(store: ObjectStore, key: str, digest: str, place: Place, folder: Path, s
     work = folder / order.cycle
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    job = _prepare(store, order, work, folder / "versions")
+    job = prepare(store, order, work, folder / "versions")
     say(f"pod {place.index} of {order.train.nodes}: has its inputs")
     target = f"{orders.folder_of(key)}{place.attempt}"
     try:
@@ -75,7 +75,7 @@ def run(store: ObjectStore, key: str, digest: str, place: Place, folder: Path, s
         say(f"{store.uri(target)}: stored")
 
 
-def _prepare(store: ObjectStore, order: Order, work: Path, versions: Path) -> Path:
+def prepare(store: ObjectStore, order: Order, work: Path, versions: Path) -> Path:
     """Download what an order names, and write the trainer's job; return its path."""
     samples = work / "samples.parquet"
     samples.write_bytes(orders.verified(store, order.samples, order.samples_sha256))

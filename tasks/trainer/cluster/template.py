@@ -132,9 +132,10 @@ class Template:
                 raise KeyError("command")
             self._port  # noqa: B018
         except (KeyError, IndexError, TypeError, StopIteration) as error:
+            missing = str(error) or f"a port named {PORT_NAME}"
             raise self._refused(
-                f"{str(error) or f'a port named {PORT_NAME}'} is missing; expected metadata.name and a container with a command and a "
-                f"port named {PORT_NAME}, as train_job.json has"
+                f"{missing} is missing; expected metadata.name and a container with a command and a port named {PORT_NAME}, as "
+                "train_job.json has"
             ) from None
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", str(name)):
             raise self._refused(f"metadata.name = {name!r}: expected lower-case letters, digits and hyphens, a letter first")

@@ -43,8 +43,8 @@ def check_ranks(precision: str, ranks: Sequence[tuple[str, bool, bool]]) -> None
     if len({bf16 for _, bf16, _ in ranks}) > 1:
         found = [f"{name} {'bfloat16' if bf16 else 'float32'}" for name, (_, bf16, _) in zip(names, ranks, strict=True)]
         raise UnsuitablePrecision(
-            f'train.precision = "{precision}": {", ".join(found)}, expected one for all; choose "float32" or "bfloat16", or nodes '
-            "of one kind"
+            f'train.precision = "{precision}": {", ".join(found)}, expected one for all; choose "float32" or "bfloat16", or '
+            "nodes of one kind"
         )
 
 
