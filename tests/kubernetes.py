@@ -62,7 +62,9 @@ class Cluster:
         if kind == "pods" and (process := self.processes.pop(name, None)) and process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for other, named in self.objects.items() if gone else ():
+        if gone is None:
+            return
+        for other, named in self.objects.items():
             owned = [n for n, one in named.items() if gone["metadata"]["uid"] in {o["uid"] for o in owners(one)}]
             for each in owned:
                 self.end(other, each)

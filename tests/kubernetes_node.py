@@ -82,7 +82,7 @@ class Node:
     def make_pod(self, job: Object, index: int) -> None:
         template, name = json.loads(json.dumps(job["spec"]["template"])), f"{job['metadata']['name']}-{index}"
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
-        metadata = {"name": f"{name}-{uuid.uuid4().hex[:5]}", "annotations": {INDEX: str(index)}, "uid": uuid.uuid4().hex}
+        metadata: Object = {"name": f"{name}-{uuid.uuid4().hex[:5]}", "annotations": {INDEX: str(index)}, "uid": uuid.uuid4().hex}
         metadata |= {"labels": template["metadata"]["labels"], "ownerReferences": [owner]}
         spec = template["spec"] | {"hostname": name}
         self.cluster.objects["pods"][metadata["name"]] = {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}

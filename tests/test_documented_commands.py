@@ -66,7 +66,7 @@ NOT_RUN = {
     r"tabloop (memory( --adapter-rank)?|export|forget|promote VERSION)": "needs arguments; a full form is run",
     r"tabloop (exec( COMMAND\.\.\.)?|NAME --help)": "needs arguments; a full form is run",
     r"tabloop merge( .*)?": "needs an adapter; tests/tasks/trainer/model/test_adapter_files.py merges one",
-    r"python -m tasks\.trainer\.(node|worker)": "serves until it is stopped; tests/tasks/trainer starts it",
+    r"python -m tasks\.trainer\.(node|worker|pod)": "serves a flow until it ends; tests/tasks/trainer starts it",
     r"python -m (serving|serving\.engine)( .*)?": "serves until it is stopped; `tabloop up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
     r"prefect worker start.*": "serves until it is stopped; `tabloop up` starts it",

@@ -6,13 +6,13 @@ What talks to Kubernetes is imported where a Job trains: other runs are spared i
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Running
+from prefect.states import Running, State
 
 from infra.registry import checkpoints
 from infra.storage import cycle_progress
@@ -70,7 +70,7 @@ def waiting_state(context: Context) -> Callable[[str], None]:
 
 def _show_state(words: str) -> None:
     if flow_run.id:
-        state = Running(name=WAITING, message=words) if words else Running()
+        state: State[Any] = Running(name=WAITING, message=words) if words else Running()
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(UUID(flow_run.id), state, force=True)
 

@@ -45,7 +45,7 @@ class Place:
     meeting: str
     """HOST:PORT of the pod of an index, which stands for {}; empty with one pod."""
     attempt: str
-    """Attempt of the Job; part of the keys of what it uploads."""
+    """Attempt of the Job; a part of the keys of its uploads."""
 
 
 def run(store: ObjectStore, key: str, digest: str, place: Place, folder: Path, say: Say) -> None:
@@ -86,7 +86,7 @@ def prepare(store: ObjectStore, order: Order, work: Path, versions: Path) -> Pat
         optimizer=_fetch(store, order.optimizer, versions, "optimizer") if order.optimizer else None,
         base=checkpoints.fetch_base(store, adapter, versions) if adapter else None,
         adapter=adapter,
-        weight_shares=order.weight_shares,
+        weight_shares={str(name): share for name, share in order.weight_shares.items()},
     )
     return write_job(work, parent, samples, order.parent.version, order.train, inputs)
 

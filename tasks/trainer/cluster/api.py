@@ -56,7 +56,9 @@ class Cluster:
         from kubernetes_asyncio.client import BatchV1Api, CoreV1Api
 
         self._client, self.namespace, self._say, self._patience = client, namespace, say, patience
-        self._batch, self._core = BatchV1Api(client), CoreV1Api(client)
+        # Manifests are sent as mappings, and logs come as streams: the client takes and gives them, its types do not say so.
+        self._batch: Any = BatchV1Api(client)
+        self._core: Any = CoreV1Api(client)
 
     async def job(self, name: str) -> Object | None:
         """Return a Job; None if there is none."""

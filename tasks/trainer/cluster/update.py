@@ -231,10 +231,10 @@ class _Watch:
     async def _ensure(self) -> str:
         """Return the attempt of the Job, which is made if there is none; Jobs of this loop that nobody waits for are ended."""
         others = f"{LOOP}={self._wanted.loop}"
-        for job in await self._cluster.jobs(others):
-            if state.name_of(job) != self._name and not state.finished(job):
-                self._arrived.put(_Said(f"ends the Job {state.name_of(job)}, for which nobody waits"))
-                await self._cluster.end_job(state.name_of(job))
+        for other in await self._cluster.jobs(others):
+            if state.name_of(other) != self._name and not state.finished(other):
+                self._arrived.put(_Said(f"ends the Job {state.name_of(other)}, for which nobody waits"))
+                await self._cluster.end_job(state.name_of(other))
         while True:
             job = await self._cluster.job(self._name)
             if job and job["metadata"].get("deletionTimestamp"):
