@@ -39,6 +39,18 @@ def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) ->
     return _download(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
 
 
+def fetch_stored(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
+    """Return the directory of a checkpoint or of an optimizer's state, by the prefix of its keys; download it if necessary.
+
+    Args:
+        name: beginning of the directory's name.
+
+    Raises:
+        UnsuitableAdapter: as `fetch`.
+    """
+    return _download(store, prefix, folder, name)
+
+
 def write_whole(store: ObjectStore, registry: Registry, version: str, folder: Path, out: Path) -> None:
     """Write a version's whole checkpoint to a new directory, in float32 where it is stored as an adapter.
 

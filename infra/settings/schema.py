@@ -61,6 +61,15 @@ class Settings(Section):
     """The local stack."""
 
     @model_validator(mode="after")
+    def _flows_of_a_cluster_train_by_job(self) -> Self:
+        if self.orchestration.work_pool_type == "kubernetes" and self.train.job is None:
+            raise ValueError(
+                'train.job is not set, expected the template of a Job with orchestration.work_pool_type = "kubernetes": no run '
+                "of its flows has GPUs; copy infra/settings/train_job.json and name the copy"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_has_an_engine(self) -> Self:
         if self.serving.adapters and self.evaluate.engine == "slot":
             raise ValueError(

@@ -58,12 +58,12 @@ class Orchestration(Section):
     work_pool: str = "tabloop"
     """Name of the Prefect work pool of the deployments. `tabloop up` and `tabloop bootstrap` make the pool."""
     work_pool_type: Literal["process", "kubernetes"] = "process"
-    """Type of the work pool. process: a worker runs flows as its own processes, in the root of the checkout; kubernetes: as jobs
-    of a cluster, as job_configuration says."""
+    """Type of the work pool. process: a worker runs flows as its own processes, in the root of the checkout, or of an image's;
+    kubernetes: as jobs of a cluster, as job_configuration says. Either asks for no GPU where `train.job` trains."""
     job_configuration: Path | None = None
-    """JSON file that configures the pool's jobs: the `job_configuration` of Prefect's base job template, in which "{{ gpus }}"
-    becomes train.processes for a cycle and 0 for other flows. Relative paths start at the repository. None: a process pool needs
-    none; a kubernetes pool needs one, of which infra/settings/kubernetes_job.json is an example."""
+    """JSON file that configures the pool's jobs, which have no GPUs: the `job_configuration` of Prefect's base job template.
+    Relative paths start at the repository. None: a process pool needs none; a kubernetes pool needs one, of which
+    infra/settings/kubernetes_job.json is an example."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
     """Address of a Dask scheduler whose workers join the partitions of windows, tests and plans, "tcp://HOST:PORT" or
     "tls://HOST:PORT"; its packages must be those of this checkout. Empty: threads of the flow's own process join them."""

@@ -39,7 +39,7 @@ def end_dead_runs(settings: Settings) -> int:
 
 def variables(settings: Settings) -> dict[str, str]:
     """Return the environment variables that prefect.yaml refers to."""
-    return {"DEPLOY_WORK_POOL": settings.orchestration.work_pool, "DEPLOY_TRAIN_GPUS": str(settings.train.processes)}
+    return {"DEPLOY_WORK_POOL": settings.orchestration.work_pool}
 
 
 def declared() -> list[dict[str, Any]]:

@@ -11,26 +11,19 @@ from infra.stack import prefect_api
 from infra.stack.prefect_api import DeployError
 
 Change = Literal["made", "changed", "unchanged"]
-PLACEHOLDER = "{{ gpus }}"
 
 
 def job_template(settings: Settings) -> dict[str, Any]:
     """Return the base job template of the pool.
 
-    Prefect's own templates let a run name a command, environment variables, an image or a directory. This one has a single
-    variable with two values, so that the server refuses a run with any other and a worker starts the deployment's flow alone.
+    Prefect's own templates let a run name a command, environment variables, an image or a directory. This one has no variable, so
+    that the server refuses a run that sets one, and a worker starts the deployment's flow alone. No run asks for GPUs: training
+    on a cluster is a Job of its own (train.job).
 
     Raises:
         DeployError: the file of orchestration.job_configuration is missing or is no configuration of jobs.
     """
-    numbers = sorted({0, settings.train.processes})
-    gpus = {
-        "type": "string",
-        "enum": [str(number) for number in numbers],
-        "default": "0",
-        "description": "GPUs of a run: train.processes for a cycle, else 0. Runs of a process pool see all of the machine's.",
-    }
-    variables = {"type": "object", "properties": {"gpus": gpus}, "additionalProperties": False}
+    variables = {"type": "object", "properties": {}, "additionalProperties": False}
     return {"job_configuration": _job_configuration(settings), "variables": variables}
 
 
@@ -50,10 +43,11 @@ def _job_configuration(settings: Settings) -> dict[str, Any]:
     kubernetes = orchestration.work_pool_type == "kubernetes"
     if not isinstance(configuration, dict) or (kubernetes and not isinstance(configuration.get("job_manifest"), dict)):
         raise DeployError(f"{wrong}expected a table{' with a job_manifest' if kubernetes else ''}, as kubernetes_job.json has")
-    if kubernetes and PLACEHOLDER not in text:
-        raise DeployError(f'{wrong}expected "{PLACEHOLDER}" as the limit of the container\'s GPUs, as kubernetes_job.json has')
-    if other := set(prefect_api.placeholders(text)) - {"gpus"}:
-        raise DeployError(f"{wrong}placeholders {', '.join(sorted(other))}: expected values, since a run could set a variable")
+    if other := set(prefect_api.placeholders(text)):
+        raise DeployError(
+            f"{wrong}placeholders {', '.join(sorted(other))}: expected values, since a run could set a variable. No run has "
+            "GPUs: the template that train.job names asks for them"
+        )
     return configuration
 
 

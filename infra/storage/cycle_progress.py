@@ -36,7 +36,7 @@ def described(progress: CycleProgress, now: float) -> str:
     spent, usual = now - progress.started, progress.usual.get(progress.stage, 0.0)
     work = f"{progress.stage}{f', {progress.done:.0f} of {progress.of:.0f}' if progress.of else ''}"
     if progress.awaits_gpus:
-        return f"{work}, waits for GPUs for {span(now - progress.awaits_gpus)}"
+        return f"waits for GPUs for {span(now - progress.awaits_gpus)}"
     if progress.of and progress.done:
         return f"{work}, {span(spent * (progress.of / progress.done - 1))} left"
     if not usual:

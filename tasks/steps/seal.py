@@ -16,6 +16,7 @@ from tasks.steps.context import Context
 from tasks.steps.naming import call_run
 from tasks.steps.reward import Rewarded
 from tasks.steps.step import IO_RETRIES, attempt_to_show, step
+from tasks.steps.training_job import discard
 from tasks.steps.validate import Validated
 from tasks.versions import tracking
 
@@ -60,10 +61,12 @@ def resume(context: Context, cycle: str, run: str) -> Manifest | CycleOutcome:
 def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:
     """End a sealed cycle without a candidate."""
     attempt_to_show("MLflow", lambda: tracking.give_up(context.settings.registry, cycle, f"abandoned: {reason}"))
+    discard(context, cycle)
     return transaction.finish(context.store, CycleOutcome(cycle=cycle, result="abandoned", reason=reason, ended=context.now()))
 
 
 def end(context: Context, outcome: CycleOutcome) -> CycleOutcome:
     """Remove a cycle's working files and write its outcome."""
     shutil.rmtree(context.folder(outcome.cycle), ignore_errors=True)
+    discard(context, outcome.cycle)
     return transaction.finish(context.store, outcome.model_copy(update={"ended": context.now()}))

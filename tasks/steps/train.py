@@ -5,22 +5,28 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prefect.logging import get_run_logger
 
-from infra.model import adapters
+from infra.model import adapters, architectures
 from infra.records import CycleOutcome, Manifest
 from infra.settings.collect import Collect
 from infra.settings.training import Train
 from infra.storage import cycles
 from tasks.labels.shares import weight_shares
 from tasks.own_code.code import project_share
+from tasks.steps import training_job
 from tasks.steps.context import Context
 from tasks.steps.seal import end
 from tasks.steps.step import IO_RETRIES, attempt_to_show, note_progress, step
 from tasks.trainer import run as training
 from tasks.trainer.run import Candidate, TrainerOutput, UpdateInputs, UpdateRefused
 from tasks.versions import tracking
+
+if TYPE_CHECKING:
+    from tasks.trainer.cluster.order import Order
 
 STEP_LINE = re.compile(r"step (\d+) of (\d+)\b")
 """The line that the trainer prints for each step."""
@@ -30,11 +36,10 @@ NOTE_SECONDS = 3.0
 
 @step("train")
 def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
-    """Make one update of the parent's checkpoint, in the trainer's own processes."""
+    """Make one update of the parent's checkpoint, in the trainer's own processes: on this machine, or in a Job of a cluster."""
     store, settings, logger = context.store, context.settings, get_run_logger()
     sealed = cycles.settings_of(store, manifest.cycle, settings)
-    inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=weight_shares_of(manifest, sealed.collect))
-    parent, folder = context.checkpoint(manifest.parent), context.folder(manifest.cycle)
+    shares, parent = weight_shares_of(manifest, sealed.collect), context.checkpoint(manifest.parent)
     note = noting(context, time.monotonic)
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as log_step:
 
@@ -42,7 +47,12 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
             log_step(line)
             note(line)
 
-        result = training.train(store, manifest, parent, sealed.train, TrainerOutput(folder, say), inputs)
+        if settings.train.job:
+            result = training_job.train(context, order_of(context, sealed.train, manifest, shares), say)
+        else:
+            inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=shares)
+            output = TrainerOutput(context.folder(manifest.cycle), say)
+            result = training.train(store, manifest, parent, sealed.train, output, inputs)
     if isinstance(result, UpdateRefused):
         logger.warning("the update was refused: %s", result.reason)
         return result
@@ -79,18 +89,50 @@ def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> Update
     Raises:
         UnsuitableAdapter: the parent's adapter has another rank, or other layers, than the settings ask for.
     """
-    to_champion = wanted.kl_weight > 0 and wanted.kl_reference == "champion"
-    of_parent = context.adapter(manifest.parent) if wanted.adapter_rank or wanted.keep_optimizer else None
+    of_parent, continues = _adapter_and_state(context, wanted, manifest)
     base, adapter = (wanted.adapter_rank and of_parent) or (None, None)
-    if adapter:
-        adapters.check_continues(adapter, wanted.adapter_rank, wanted.frozen_layers, manifest.parent)
-    continues = bool(of_parent) == bool(wanted.adapter_rank)
     return UpdateInputs(
         base=base,
         adapter=adapter,
-        reference=context.checkpoint(manifest.champion) if to_champion else None,
-        optimizer=context.optimizer(manifest.parent) if wanted.keep_optimizer and continues else None,
+        reference=context.checkpoint(manifest.champion) if _to_champion(wanted) else None,
+        optimizer=context.optimizer(manifest.parent) if continues else None,
     )
+
+
+def order_of(context: Context, wanted: Train, manifest: Manifest, shares: dict[str, float]) -> "Order":
+    """Return the same inputs by their places in the bucket, from which the pods of a Job fetch them.
+
+    Raises:
+        UnsuitableAdapter: as `update_inputs`.
+        UnsupportedCheckpoint: the parent has an architecture that cannot be trained; no Job asks for GPUs for it.
+    """
+    from tasks.trainer.cluster.order import Order
+
+    architectures.check(context.checkpoint(manifest.parent))
+    of_parent, continues = _adapter_and_state(context, wanted, manifest)
+    return Order(
+        cycle=manifest.cycle,
+        samples=manifest.samples.key,
+        samples_sha256=manifest.samples.sha256,
+        parent=training_job.stored(context, manifest.parent),
+        reference=training_job.stored(context, manifest.champion) if _to_champion(wanted) else None,
+        optimizer=training_job.stored_optimizer(context, manifest.parent) if continues else None,
+        continues_adapter=bool(wanted.adapter_rank and of_parent),
+        weight_shares=shares,
+        train=wanted.model_copy(update={"job": context.settings.train.job}),
+    )
+
+
+def _to_champion(wanted: Train) -> bool:
+    return wanted.kl_weight > 0 and wanted.kl_reference == "champion"
+
+
+def _adapter_and_state(context: Context, wanted: Train, manifest: Manifest) -> tuple[tuple[Path, Path] | None, bool]:
+    """Return the parent's base and adapter, if it has one and that matters, and whether its optimizer's state is continued."""
+    of_parent = context.adapter(manifest.parent) if wanted.adapter_rank or wanted.keep_optimizer else None
+    if wanted.adapter_rank and of_parent:
+        adapters.check_continues(of_parent[1], wanted.adapter_rank, wanted.frozen_layers, manifest.parent)
+    return of_parent, wanted.keep_optimizer and bool(of_parent) == bool(wanted.adapter_rank)
 
 
 @step("refuse", retries=IO_RETRIES)

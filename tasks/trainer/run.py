@@ -206,6 +206,8 @@ def follow(
     environment: dict[str, str],
     say: Callable[[str], None],
     watch: Callable[[], str] | None = None,
+    *,
+    every_line: bool = False,
 ) -> None:
     """Run a command in its own process group, copy its output to a log, and end the whole group with it.
 
@@ -213,6 +215,7 @@ def follow(
         environment: variables added to this process's own.
         say: receives the lines that match REPEATED_LINES.
         watch: called each second; the group ends for the reason that it returns.
+        every_line: `say` receives all lines.
 
     Raises:
         TrainingFailed: its exit status is not 0, or `watch` gave a reason.
@@ -242,10 +245,11 @@ def follow(
                 copy.write(line)
                 copy.flush()
                 tail.append(line)
-                if REPEATED_LINES.search(line):
+                repeated = REPEATED_LINES.search(line)
+                if repeated or every_line:
                     say(line.rstrip("\n"))
-                    if not line.startswith("step") and len(errors) < MOST_ERRORS:
-                        errors.append(line)
+                if repeated and not line.startswith("step") and len(errors) < MOST_ERRORS:
+                    errors.append(line)
             code = process.wait()
         finally:
             ended.set()

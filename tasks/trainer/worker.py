@@ -48,6 +48,7 @@ def main() -> None:
         from tasks.trainer.memory.fit import DoesNotFit
         from tasks.trainer.model.architecture import check_arguments
         from tasks.trainer.update import ppo
+        from tasks.trainer.update.precision import UnsuitablePrecision
         from tasks.trainer.update.safety import HarmfulUpdate
 
     warnings.filterwarnings("ignore", module="megatron")
@@ -65,7 +66,7 @@ def main() -> None:
     job.output.mkdir(parents=True, exist_ok=True)
     try:
         ppo.run(job)
-    except DoesNotFit as error:
+    except (DoesNotFit, UnsuitablePrecision) as error:
         sys.exit(f"trainer: {error}")
     except HarmfulUpdate as refused:
         # Every rank writes the same reason: torchrun ends the others as soon as the first rank has left.

@@ -30,9 +30,9 @@ from infra.records import Sample
 from tasks.trainer.job import ADAPTER_NAME, CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME, Job, Metrics, StepMetrics
 from tasks.trainer.memory.estimate import Layout, MicroBatchSize
 from tasks.trainer.memory.fit import check_fits
-from tasks.trainer.model import flops, matmul
+from tasks.trainer.model import flops
 from tasks.trainer.model.process_group import Parallel, node_and_place, process_memory
-from tasks.trainer.update import optimizer_state, reports, safety, stored
+from tasks.trainer.update import optimizer_state, precision, reports, safety, stored
 from tasks.trainer.update.batches import (
     FixedPolicies,
     MicroBatch,
@@ -239,11 +239,6 @@ def compare_with_server(model: TrainedModel, samples: Sequence[Sample], job: Job
     return agreement
 
 
-def in_bfloat16(job: Job) -> bool:
-    """Return whether the job's matrix products are computed in bfloat16."""
-    return matmul.faster_in_bf16(matmul.processor()) if job.precision == "fastest" else job.precision == "bfloat16"
-
-
 def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], memory: int) -> None:
     """Refuse an update whose largest micro-batch cannot fit, before the weights are loaded.
 
@@ -258,7 +253,7 @@ def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], me
     densest = max(selected / length for length, selected in rows)
     size = MicroBatchSize(tokens, min(job.micro_batch_positions or tokens, math.ceil(tokens * densest)))
     layout = Layout(job.tensor_parallel, job.pipeline_parallel, parallel_state.get_data_parallel_world_size())
-    check_fits(parse(config, str(job.checkpoint)), job, layout, size, memory, in_bfloat16(job))
+    check_fits(parse(config, str(job.checkpoint)), job, layout, size, memory, precision.in_bfloat16(job))
 
 
 def read(job: Job, config: dict[str, Any]) -> list[Sample]:
@@ -285,7 +280,7 @@ def load_model(job: Job, config: dict[str, Any]) -> TrainedModel:
     optimization = Optimization(
         job.learning_rate,
         max_grad_norm=job.max_grad_norm,
-        bf16=in_bfloat16(job),
+        bf16=precision.in_bfloat16(job),
         frozen_layers=job.frozen_layers,
         adapter_rank=job.adapter_rank,
         adapter_seed=f"{job.seed} {job.current_version}",  # another subspace in each cycle, the same one in a repeated update
@@ -306,7 +301,9 @@ def run(job: Job) -> Metrics:
     Raises:
         HarmfulUpdate: the update is refused; nothing is written.
         DoesNotFit: a process has too little memory; nothing is loaded.
+        UnsuitablePrecision: the ranks' processors cannot compute together; nothing is loaded.
     """
+    precision.check(job)
     clock = [("load", time.monotonic())]
     config = json.loads((job.checkpoint / "config.json").read_text())
     every = read(job, config)

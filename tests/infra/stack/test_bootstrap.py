@@ -24,10 +24,9 @@ from infra.stack import bootstrap, orchestration, pools, prefect_api, seed
 from infra.stack.parts import clients
 from infra.stack.prefect_api import DeployError
 from infra.storage.store import CHECKSUMS, ObjectStore, Refused
+from tests.pod_security import unrestricted, validate
 from tests.stack import Stack, free_ports
 
-KUBERNETES = ("1.31", "1.37")
-"""Versions of the schema: an older one that clusters still run, and the newest."""
 IGNORED = ("parallelism", "completions")
 """Fields of a job that Prefect's worker requires in the pod's specification, where Kubernetes ignores them."""
 
@@ -35,6 +34,13 @@ IGNORED = ("parallelism", "completions")
 def changed(settings: Settings, **sections: dict[str, Any]) -> Settings:
     """Return settings with other values in some sections."""
     return settings.model_copy(update={s: getattr(settings, s).model_copy(update=new) for s, new in sections.items()})
+
+
+KUBERNETES = {
+    "TABLOOP_ORCHESTRATION__WORK_POOL_TYPE": "kubernetes",
+    "TABLOOP_ORCHESTRATION__JOB_CONFIGURATION": "infra/settings/kubernetes_job.json",
+}
+"""Variables for flows as jobs of a cluster."""
 
 
 async def job_of(deployment: DeploymentResponse, template: dict[str, Any]) -> dict[str, Any]:
@@ -45,15 +51,14 @@ async def job_of(deployment: DeploymentResponse, template: dict[str, Any]) -> di
     return job.job_manifest
 
 
-def check_job(manifest: dict[str, Any], gpus: str) -> None:
+def check_job(manifest: dict[str, Any]) -> None:
     """Check a job by Kubernetes' own schema, and what the flow in it needs."""
     bare = json.loads(json.dumps(manifest))
     for field in IGNORED:
         del bare["spec"]["template"]["spec"][field]
-    for version in KUBERNETES:
-        kubernetes_validate.validate(bare, version, strict=True)
+    validate(bare)
     (container,) = bare["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus and "memory" in container["resources"]["limits"]
+    assert set(container["resources"]["limits"]) == {"memory"}, "no run asks for GPUs"
     assert (container["image"], container["workingDir"]) == ("registry.acme.example/tabloop:0.1.0", "/srv/tabloop")
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert {"PREFECT_API_URL", "PREFECT__FLOW_RUN_ID"} <= set(variables)
@@ -64,35 +69,12 @@ def deployment_of(variables: dict[str, str]) -> DeploymentResponse:
     return DeploymentResponse(id=uuid.uuid4(), name="cycle", flow_id=uuid.uuid4(), job_variables=variables, labels={})
 
 
-@pytest.mark.parametrize(("variables", "gpus"), [({"gpus": "8"}, "8"), ({}, "0")])
-async def test_the_job_of_production_is_a_job_of_kubernetes(variables: dict[str, str], gpus: str) -> None:
-    template = pools.job_template(load(PRODUCTION, {}))
-    check_job(await job_of(deployment_of(variables), template), gpus)
-
-
-def unrestricted(pod: dict[str, Any]) -> set[str]:
-    """Return what of a pod's specification Kubernetes' Pod Security Standard "restricted" refuses, by field."""
-    found = {field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field)}
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-    found |= {kind for volume in pod.get("volumes", ()) for kind in volume.keys() - {"name"} - allowed}
-    for container in (*pod["containers"], *pod.get("initContainers", ())):
-        own = container.get("securityContext", {})
-        context = pod.get("securityContext", {}) | own
-        wanted = {
-            "runAsNonRoot": context.get("runAsNonRoot") is True and context.get("runAsUser") != 0,
-            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
-            "capabilities": "ALL" in own.get("capabilities", {}).get("drop", ())
-            and set(own["capabilities"].get("add", ())) <= {"NET_BIND_SERVICE"},
-            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
-            "privileged": not own.get("privileged"),
-            "hostPort": not any(port.get("hostPort") for port in container.get("ports", ())),
-        }
-        found |= {field for field, holds in wanted.items() if not holds}
-    return found
+async def test_the_job_of_production_is_a_job_of_kubernetes() -> None:
+    check_job(await job_of(deployment_of({}), pools.job_template(load(PRODUCTION, KUBERNETES))))
 
 
 async def test_a_namespace_with_pod_security_restricted_takes_the_pods_of_production() -> None:
-    job = await job_of(deployment_of({}), pools.job_template(load(PRODUCTION, {})))
+    job = await job_of(deployment_of({}), pools.job_template(load(PRODUCTION, KUBERNETES)))
     template = job["spec"]["template"]
     pod = template["spec"]
     assert unrestricted(pod) == set()
@@ -113,7 +95,7 @@ async def test_a_namespace_with_pod_security_restricted_takes_the_pods_of_produc
 
 async def test_no_credential_stands_in_the_manifest_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     password = "a-password-of-operators"
-    settings = load(PRODUCTION, {"TABLOOP_ORCHESTRATION__AUTH_STRING": f"operators:{password}"})
+    settings = load(PRODUCTION, KUBERNETES | {"TABLOOP_ORCHESTRATION__AUTH_STRING": f"operators:{password}"})
     variables = clients(settings)
     assert password in variables["PREFECT_API_AUTH_STRING"]
     encoded = json.loads(variables["PREFECT_CLIENT_CUSTOM_HEADERS"])["Authorization"].split()[1]
@@ -153,17 +135,16 @@ async def test_no_credential_stands_in_the_manifest_of_a_job(monkeypatch: pytest
 
 
 async def test_the_schema_refuses_a_misspelt_field() -> None:
-    manifest = await job_of(deployment_of({}), pools.job_template(load(PRODUCTION, {})))
+    manifest = await job_of(deployment_of({}), pools.job_template(load(PRODUCTION, KUBERNETES)))
     manifest["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="volumeMount"):
-        check_job(manifest, "0")
+        check_job(manifest)
 
 
-@pytest.mark.parametrize("settings", [load(DEMO, {}), load(PRODUCTION, {})], ids=["process", "kubernetes"])
-def test_a_run_may_choose_the_number_of_gpus_alone(settings: Settings) -> None:
+@pytest.mark.parametrize("settings", [load(DEMO, {}), load(PRODUCTION, KUBERNETES)], ids=["process", "kubernetes"])
+def test_a_run_may_choose_nothing(settings: Settings) -> None:
     variables = pools.job_template(settings)["variables"]
-    assert (set(variables["properties"]), variables["additionalProperties"]) == ({"gpus"}, False)
-    assert variables["properties"]["gpus"]["enum"] == ["0", str(settings.train.processes)]
+    assert (variables["properties"], variables["additionalProperties"]) == ({}, False)
 
 
 @pytest.mark.parametrize(
@@ -172,15 +153,14 @@ def test_a_run_may_choose_the_number_of_gpus_alone(settings: Settings) -> None:
         (None, "cannot be read.*kubernetes_job.json"),
         ("{", "expected JSON"),
         ("[]", "expected a table with a job_manifest"),
-        ('{"job_manifest": {}}', "limit of the container's GPUs"),
-        ('{"job_manifest": {"a": "{{ gpus }}", "image": "{{ image }}"}}', "placeholders image: expected values"),
+        ('{"job_manifest": {"a": "{{ gpus }}", "image": "{{ image }}"}}', "placeholders gpus, image: expected values.*train.job"),
     ],
 )
 def test_a_wrong_job_configuration_is_an_error_that_names_it(text: str | None, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     if text is not None:
         file.write_text(text)
-    settings = load(PRODUCTION, {"TABLOOP_ORCHESTRATION__JOB_CONFIGURATION": str(file)})
+    settings = load(PRODUCTION, KUBERNETES | {"TABLOOP_ORCHESTRATION__JOB_CONFIGURATION": str(file)})
     with pytest.raises(DeployError, match=f"(?s)orchestration.job_configuration = .*job.json.*{expected}"):
         pools.job_template(settings)
 
@@ -190,11 +170,16 @@ def test_a_kubernetes_pool_without_a_job_configuration_is_refused() -> None:
         load(DEMO, {"TABLOOP_ORCHESTRATION__WORK_POOL_TYPE": "kubernetes"})
 
 
+def test_flows_of_a_cluster_need_a_job_that_trains() -> None:
+    with pytest.raises(SettingsError, match=r"train.job is not set.*copy infra/settings/train_job.json"):
+        load(DEMO, KUBERNETES)
+
+
 @pytest.fixture(scope="module")
 def empty(orchestrated: Stack) -> Iterator[Settings]:
     """Settings that name the session's servers, and a bucket, a model and a pool of type kubernetes that they lack."""
     pool: dict[str, Any] = {"work_pool": "made-by-bootstrap", "work_pool_type": "kubernetes"}
-    pool["job_configuration"] = load(PRODUCTION, {}).orchestration.job_configuration
+    pool["job_configuration"] = load(PRODUCTION, KUBERNETES).orchestration.job_configuration
     names = {"store": {"bucket": "made-by-bootstrap"}, "registry": {"model": "made-by-bootstrap"}, "orchestration": pool}
     with prefect_api.connect(orchestrated.settings) as prefect:
         deployed = prefect.post("deployments/filter", json={}).json()
@@ -228,7 +213,7 @@ async def test_empty_servers_are_prepared_once(empty: Settings) -> None:
             found = DeploymentResponse.model_validate(prefect.get(f"deployments/name/{name}/{name}").json())
             assert found.work_pool_name == "made-by-bootstrap"
             assert str(ROOT) not in str(found.pull_steps), "no directory of this machine"
-            check_job(await job_of(found, template), str(empty.train.processes) if name == "cycle" else "0")
+            check_job(await job_of(found, template))
 
 
 @pytest.mark.stack

@@ -62,7 +62,7 @@ def test_the_job_holds_every_option_of_the_update(tmp_path: Path) -> None:
         assert getattr(changed, name) != field.default, f"{name} is at its default: this test proves nothing for it"
         assert getattr(job_of(tmp_path, changed), name) == getattr(changed, name), name
     assert Train.model_fields.keys() - Job.model_fields.keys() == {
-        *("processes", "nodes", "rendezvous", "kl_reference", "environment", "folder", "groups"),
+        *("processes", "nodes", "rendezvous", "job", "kl_reference", "environment", "folder", "groups"),
     }
 
 

@@ -139,7 +139,7 @@ def test_silence_counts_as_lost_and_a_dead_flows_announcement_has_no_beat(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"nodes": 2}, r"nodes = 2, rendezvous = \"\": expected HOST:PORT"),
+        ({"nodes": 2}, r"nodes = 2, rendezvous = \"\": expected HOST:PORT .* or job, whose pods find each other"),
         ({"sequence_parallel": True}, "expected false with tensor_parallel = 1"),
         ({"recompute": "full", "frozen_layers": 1}, 'expected "none" or "selective" with frozen_layers = 1'),
         ({"adapter_rank": 1000}, "less than or equal to 256"),

@@ -17,7 +17,10 @@ from infra.settings.training import Train
 from serving.engine.checkpoints import Checkpoints
 from tasks.evaluation.evaluate import Evaluation
 from tasks.steps.context import Context
-from tasks.steps.train import update_inputs
+from tasks.steps.train import order_of, update_inputs
+from tasks.trainer.cluster.order import Order
+from tasks.trainer.job import Job
+from tasks.trainer.pod import prepare
 from tasks.trainer.run import Candidate, UpdateInputs
 from tasks.versions import register
 from tests.tasks.made import MemoryRegistry, MemoryStore, metrics
@@ -110,6 +113,32 @@ def test_a_version_is_an_adapter_of_its_base_which_the_next_update_trains_on(cha
     assert inputs.adapter == chain.context.checkpoint("3") / "adapter" and inputs.base == chain.context.checkpoint("1")
     assert update_inputs(chain.context, Train(), manifest("4", "3")) == UpdateInputs(), "whole weights are trained"
     assert update_inputs(chain.context, Train(adapter_rank=2), manifest("4", "1")) == UpdateInputs(), "a new adapter"
+
+
+@pytest.mark.parametrize(
+    ("parent", "rank", "keeps"), [("2", 2, True), ("2", 2, False), ("2", 0, True), ("1", 2, True), ("1", 0, True)]
+)
+def test_a_pod_fetches_the_inputs_that_the_flows_machine_has(chain: Chain, parent: str, rank: int, keeps: bool) -> None:
+    chain.registered(2, "1")
+    source = chain.registry.client.version(parent).source
+    chain.store.put_directory(optimizer_prefix(source), folder_of(chain.folder / "state", "steps.json", "{}"))
+    digest = chain.store.put("samples", b"samples")
+    wanted = Train(adapter_rank=rank, keep_optimizer=keeps, kl_weight=0.1, kl_reference="champion")
+    sealed = manifest("3", parent)
+    sealed = sealed.model_copy(update={"samples": sealed.samples.model_copy(update={"sha256": digest})})
+    here = update_inputs(chain.context, wanted, sealed)
+    order = order_of(chain.context, wanted, sealed, {"user": 0.5})
+    (chain.folder / "pod").mkdir()
+    text = prepare(chain.store, Order.model_validate_json(order.model_dump_json()), chain.folder / "pod", chain.folder / "there")
+    job = Job.model_validate_json(text.read_text())
+    assert (job.current_version, job.weight_shares, job.adapter_rank) == (parent, {"user": 0.5}, rank)
+    pairs = [(chain.context.checkpoint(parent), job.checkpoint), (here.reference, job.reference), (here.base, job.base)]
+    for expected, found in [*pairs, (here.adapter, job.adapter), (here.optimizer, job.optimizer)]:
+        assert (expected and files_of(expected)) == (found and files_of(found))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(("parent", "rank", "continues"), [("2", 2, True), ("2", 0, False), ("1", 2, False), ("1", 0, True)])

@@ -1,0 +1,105 @@
+"""The step `train` as a Job of Kubernetes (`train.job`): its inputs, its states in Prefect, and its end with the cycle.
+
+What talks to Kubernetes is imported where a Job trains: other runs are spared its seconds.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Running, State
+
+from infra.registry import checkpoints
+from infra.storage import cycle_progress
+from infra.storage.store import CHECKSUMS
+from tasks.steps.context import Context
+from tasks.steps.step import attempt_to_show, note_awaited_gpus
+from tasks.trainer.run import Candidate, UpdateRefused
+
+if TYPE_CHECKING:
+    from tasks.trainer.cluster.order import Order, Stored
+
+WAITING, WAITING_STAGE, STAGE = "WaitingForGPUs", "waiting for GPUs", "train"
+
+
+def stored(context: Context, version: str) -> "Stored":
+    """Return the place of a version's checkpoint in the bucket."""
+    return _stored(context, version, checkpoints.prefix_of(context.registry.version(version).source, context.store.bucket))
+
+
+def stored_optimizer(context: Context, version: str) -> "Stored | None":
+    """Return the place of the optimizer's state at a version; None where none was kept."""
+    checkpoint = checkpoints.prefix_of(context.registry.version(version).source, context.store.bucket)
+    prefix = checkpoints.optimizer_prefix(checkpoint)
+    return _stored(context, version, prefix) if context.store.exists(f"{prefix}/{CHECKSUMS}") else None
+
+
+def _stored(context: Context, version: str, prefix: str) -> "Stored":
+    from tasks.trainer.cluster.order import Stored
+
+    return Stored(version=version, prefix=prefix, sha256=context.store.directory_sha256(prefix))
+
+
+def train(context: Context, order: "Order", say: Callable[[str], None]) -> Candidate | UpdateRefused:
+    """Train the candidate of an order by the Job that the settings describe."""
+    from tasks.trainer.cluster import update
+
+    flow = update.Flow(context.folder(order.cycle), say, waiting_state(context), cancelled)
+    return update.train(context.store, order, _template(context), flow)
+
+
+def waiting_state(context: Context) -> Callable[[str], None]:
+    """Return a function that shows in Prefect and in the cycle's progress that the run waits for GPUs, with the reason."""
+    waits = False
+
+    def take(words: str) -> None:
+        nonlocal waits
+        if bool(words) != waits:
+            waits, stage = bool(words), WAITING_STAGE if words else STAGE
+            attempt_to_show("progress", lambda: cycle_progress.enter(context.store, flow_run.id or "", stage, time.time()))
+            if waits:
+                note_awaited_gpus(context)
+        get_run_logger().info("%s: %s", WAITING, words) if words else get_run_logger().info("the pods of the update run")
+        attempt_to_show("state", lambda: _show_state(words))
+
+    return take
+
+
+def _show_state(words: str) -> None:
+    if flow_run.id:
+        state: State[Any] = Running(name=WAITING, message=words) if words else Running()
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(UUID(flow_run.id), state, force=True)
+
+
+def cancelled() -> bool:
+    """Return whether the run that is being stopped was cancelled, or runs by hand; a worker that stops leaves the Job."""
+    if not flow_run.id:
+        return True
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run.id)).state
+    except Exception as error:
+        get_run_logger().warning("state: %s; the Job stays, and the next run finds it", error)
+        return False
+    return bool(state and (state.is_cancelling() or state.is_cancelled()))
+
+
+def discard(context: Context, cycle: str) -> None:
+    """End the Job of a cycle that has ended, and remove what it left in the bucket. A failure is logged, and stops nothing."""
+    if context.settings.train.job is None:
+        return
+    from tasks.trainer.cluster import order, update
+
+    attempt_to_show("training Job", lambda: update.end(context.store, cycle, _template(context)))
+    attempt_to_show("training Job", lambda: order.remove(context.store, cycle))
+
+
+def _template(context: Context) -> Path:
+    assert context.settings.train.job
+    return context.settings.train.job
