@@ -181,6 +181,7 @@ def empty(orchestrated: Stack) -> Iterator[Settings]:
     pool: dict[str, Any] = {"work_pool": "made-by-bootstrap", "work_pool_type": "kubernetes"}
     pool["job_configuration"] = load(PRODUCTION, KUBERNETES).orchestration.job_configuration
     names = {"store": {"bucket": "made-by-bootstrap"}, "registry": {"model": "made-by-bootstrap"}, "orchestration": pool}
+    names["train"] = {"job": load(PRODUCTION, {}).train.job}
     with prefect_api.connect(orchestrated.settings) as prefect:
         deployed = prefect.post("deployments/filter", json={}).json()
         yield changed(orchestrated.settings, **names)
