@@ -119,16 +119,25 @@ def variables(folder: Path, s3: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, s3: str, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Production]:
+def running(
+    folder: Path,
+    s3: str,
+    more: Mapping[str, str] = MappingProxyType({}),
+    dumps: Mapping[str, Path] = MappingProxyType({}),
+) -> Iterator[Production]:
     """Start the servers with empty databases and MLflow's accounts, and end them and what was started at the end.
 
     Args:
         more: settings beside these, as environment variables.
+        dumps: files of pg_dump by database, which are restored in place of the empty ones; accounts are in them.
     """
+    folder.mkdir(exist_ok=True)
     environment = {**variables(folder, s3), **more}
     settings = load(DEMO, environment)
     with ExitStack() as exits:
         database = exits.enter_context(postgresql.running(free_ports(1)[0], folder / "postgresql.log", servers.DATABASES))
+        for name, file in dumps.items():
+            database.restore(name, file)
         for_prefect, for_mlflow, accounts = map(database.url, servers.DATABASES)
         administrator = load(DEMO, environment | _account(ADMINISTRATOR))
         started = (
@@ -140,7 +149,7 @@ def running(folder: Path, s3: str, more: Mapping[str, str] = MappingProxyType({}
             exits.callback(server.kill)
         for server in started:
             server.wait()
-        for name in (FLOWS, READER):
+        for name in () if dumps else (FLOWS, READER):
             make_account(settings.registry.uri, name, folder / "account.json")
         yield Production(folder, environment, database, exits)
 

@@ -63,13 +63,13 @@ async def run_the_loop(servers: Production, first: Server, second: Mapping[str, 
         for process in [servers.start(*one) for one in ({"evaluation": production.ENGINES[2]} | named).items()]:
             process.wait()
         store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-        tally = await _run_developers(settings)
+        tally = await run_developers(settings)
         assert tally.total.judged > 0
         assert tally.total.errors == 0
         assert tally.total.lost_events == 0
 
         await asyncio.sleep(settings.collect.settle_seconds + settings.serving.ship_seconds + 2)
-        flow_run = await _run_flow(prefect, "cycle")
+        flow_run = await run_flow(prefect, "cycle")
         state = history.read_state(store, registry)
         assert list(state.outcomes.values())[-1]["result"] == "registered", flow_run
 
@@ -89,22 +89,20 @@ async def run_the_loop(servers: Production, first: Server, second: Mapping[str, 
         assert row.verdict == "running"
         assert row.samples == len(requests)
 
-        await _wait_for(
-            lambda: _is_served(settings, version), "an administrator gets the challenger's completions by its version"
-        )
+        await wait_for(lambda: _is_served(settings, version), "an administrator gets the challenger's completions by its version")
         experiment = state.aliases.experiment
         assert experiment
         assert experiment.challenger == version
 
-        await _run_flow(prefect, "promote", {"version": version})
-        await _wait_for(
+        await run_flow(prefect, "promote", {"version": version})
+        await wait_for(
             lambda: _default_version(settings) == version, "everyone gets the new champion's completions, without a restart"
         )
         assert registry.aliases().experiment is None
         assert registry.aliases().previous_champion == "1"
 
-        await _run_flow(prefect, "rollback")
-        await _wait_for(lambda: _default_version(settings) == "1", "everyone gets the old champion's completions again")
+        await run_flow(prefect, "rollback")
+        await wait_for(lambda: _default_version(settings) == "1", "everyone gets the old champion's completions again")
         return version
 
 
@@ -151,7 +149,7 @@ def _verify_samples_against_completions(store: ObjectStore, samples: list[Sample
         assert completion.user not in {f"user-{i}" for i in range(200)}, "user ids are stored as keyed hashes"
 
 
-async def _run_developers(settings: Settings) -> developers.Tally:
+async def run_developers(settings: Settings) -> developers.Tally:
     stop = asyncio.Event()
 
     def stop_when_labelled(tally: developers.Tally) -> None:
@@ -172,7 +170,7 @@ async def _run_developers(settings: Settings) -> developers.Tally:
     return await developers.run(run, developers.code_from(), stop=stop, progress=stop_when_labelled)
 
 
-async def _run_flow(prefect: Orchestration, deployment: str, parameters: dict[str, str] | None = None) -> FlowRun:
+async def run_flow(prefect: Orchestration, deployment: str, parameters: dict[str, str] | None = None) -> FlowRun:
     run = await prefect.start(deployment, parameters)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
@@ -187,7 +185,7 @@ async def _run_flow(prefect: Orchestration, deployment: str, parameters: dict[st
     raise AssertionError(f"{deployment} did not end: {flow_run}")
 
 
-async def _wait_for(condition: Callable[[], bool], description: str) -> None:
+async def wait_for(condition: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + 120
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, f"not within two minutes: {description}"

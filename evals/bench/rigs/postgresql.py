@@ -36,6 +36,10 @@ class PostgreSQL:
         """Run a statement and return its rows as psql prints them, without headings. Raises ServerError."""
         return _run((str(programs() / "psql"), "-X", "-A", "-t", "-c", statement, self.url(database))).strip()
 
+    def restore(self, database: str, file: Path) -> None:
+        """Load a file of pg_dump in its custom format into an empty database. Raises ServerError."""
+        _run((str(programs() / "pg_restore"), "--exit-on-error", "--dbname", self.url(database), str(file)))
+
 
 @contextmanager
 def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreSQL]:
