@@ -51,7 +51,7 @@ def score_with_progress(
         scored = score_models(contestants, sets, settings, local, store, part.advance)
         programs = {(one.name, place.id): place for one in found for place in one.places if place.program}
         part.rename("compare: tests of the completions; places")
-        return with_tests(scored, programs, settings.evaluate.test_workers)
+        return with_tests(scored, programs)
 
 
 def run(settings: Settings, names: Sequence[str], options: Options) -> None:

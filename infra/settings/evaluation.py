@@ -151,5 +151,3 @@ class Evaluate(Section):
     """The offline gate between training and the A/B test."""
     judge: Judge = Judge()
     """The judge that scores completions."""
-    test_workers: int = Field(2, ge=0)
-    """Tests of benchmarks that run at a time, each in a sandbox of its own; 0: none is run."""

@@ -103,7 +103,7 @@ def score(store: ObjectStore, settings: Settings, contest: Contest) -> ScoredMod
     places = [one.completed for one in contest.held_out]
     scored = score_models(contestants, places, settings, contest.models, store, left_out=left_out, greedy=True)
     programs = {(one.name, place.id): place for one in contest.held_out for place in one.scored if place.program}
-    return with_tests(scored, programs, settings.evaluate.test_workers)
+    return with_tests(scored, programs)
 
 
 def metrics_of(scores: Scores, sets: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -9,28 +9,24 @@ from tasks.evaluation.sandbox.run import SandboxRefused
 from tasks.evaluation.scores import Scores
 from tasks.evaluation.scoring import ScoredModels
 
+WORKERS = 2
+"""Tests that run at a time, each in a sandbox of its own."""
 Programs = Mapping[tuple[str, str], HeldOutPlace]
 """Places that have tests, by set and id."""
 
 
-def with_tests(scored: ScoredModels, programs: Programs, workers: int) -> ScoredModels:
-    """Return the scores of all models with the results of the tests, or with the reason why the tests were not run.
-
-    Args:
-        workers: tests that run at a time; 0: none is run.
-    """
+def with_tests(scored: ScoredModels, programs: Programs) -> ScoredModels:
+    """Return the scores of all models with the results of the tests, or with the reason why the tests were not run."""
     if not programs:
         return scored
-    if not workers:
-        return replace(scored, untested=(f"passed: {len(programs)} places have tests; evaluate.test_workers is 0",))
     try:
-        scores = {name: with_passed(one, programs, workers) for name, one in scored.scores.items()}
+        scores = {name: with_passed(one, programs) for name, one in scored.scores.items()}
     except SandboxRefused as error:
         return replace(scored, untested=(f"passed: {len(programs)} places have tests. {error}",))
     return replace(scored, scores=scores)
 
 
-def with_passed(scores: Scores, programs: Programs, workers: int) -> Scores:
+def with_passed(scores: Scores, programs: Programs) -> Scores:
     """Return scores with `passed` of each place that has tests and whose language can be run here.
 
     Raises:
@@ -38,7 +34,7 @@ def with_passed(scores: Scores, programs: Programs, workers: int) -> Scores:
     """
     numbers = [number for number, row in enumerate(scores.by_position) if row.place in programs]
     rows = [scores.by_position[number] for number in numbers]
-    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], workers=workers).results
+    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], workers=WORKERS).results
     changed = list(scores.by_position)
     for number, row, result in zip(numbers, rows, results, strict=True):
         assert row.measured is not None, "score_position measures every completion"

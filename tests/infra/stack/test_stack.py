@@ -71,7 +71,7 @@ def test_a_shell_gets_the_credentials_of_prefect_and_mlflow(tmp_path: Path, caps
         patch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
         assert cli.main(["env"]) == 0
         names = [line.split("=")[0] for line in capsys.readouterr().out.splitlines()]
-        assert names == [f"export {name}" for name in clients(load())] and len(names) == 8
+        assert names == [f"export {name}" for name in clients(load())] and len(names) == 7
         print(addresses.described(load()))
         made = [
             value for entries in tomllib.loads((tmp_path / "secrets.toml").read_text()).values() for value in entries.values()

@@ -118,14 +118,12 @@ def test_a_judge_that_answers_without_a_score_too_often_leaves_the_evaluation_un
 def test_tests_that_cannot_be_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     program = HeldOutPlace(id="0", file="f", prefix="", suffix="", truth="x", program=Program(before="", after=""))
     scored = scored_models(scores())
-    off = with_tests(scored, {("s", "0"): program}, 0)
-    assert off.untested == ("passed: 1 places have tests; evaluate.test_workers is 0",)
 
     def refuse(*_: object) -> None:
         raise SandboxRefused("sandbox: unshare: Operation not permitted; nothing was run")
 
     monkeypatch.setattr("tasks.evaluation.sandbox.scored.with_passed", refuse)
-    refused = with_tests(scored, {("s", "0"): program}, 2)
+    refused = with_tests(scored, {("s", "0"): program})
     assert "nothing was run" in refused.untested[0] and refused.untested[0] in evaluate_scores(refused, SETTINGS).left_out
     assert with_tests(scored, {}, 2) is scored
 

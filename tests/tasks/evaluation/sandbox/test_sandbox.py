@@ -172,7 +172,7 @@ def test_pass_at_1_is_a_metric_of_the_places_that_have_tests() -> None:
     rows = [replace(row, id=p.id) for row, p in zip(rows, places, strict=True)]
     half = [replace(row, completion=row.completion if number % 2 else "") for number, row in enumerate(rows)]
     programs = {("he", place.id): place for place in places[:-1]}
-    found = with_passed(summarise(tuple(half), "reference", 0.0), programs, 2)
+    found = with_passed(summarise(tuple(half), "reference", 0.0), programs)
     passed = [row.measured.passed for row in found.by_position if row.measured]
     assert passed == [float(number % 2) for number in range(len(places) - 1)] + [None]
     assert BY_NAME["passed"].values(found.by_position)[:2].tolist() == [0.0, 1.0]
