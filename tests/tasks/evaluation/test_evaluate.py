@@ -125,7 +125,7 @@ def test_tests_that_cannot_be_run_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tasks.evaluation.sandbox.scored.with_passed", refuse)
     refused = with_tests(scored, {("s", "0"): program})
     assert "nothing was run" in refused.untested[0] and refused.untested[0] in evaluate_scores(refused, SETTINGS).left_out
-    assert with_tests(scored, {}, 2) is scored
+    assert with_tests(scored, {}) is scored
 
 
 def test_a_judge_that_cannot_tell_has_no_vote() -> None:
