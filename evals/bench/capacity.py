@@ -32,7 +32,7 @@ from infra.settings import Settings
 from tasks.evaluation.models.base import Text
 from tasks.experiments.planning import capacity as plan
 
-COMPLETIONS, STREAMS = Size(full=2_000, quick=200), 32
+COMPLETIONS, STREAMS = Size(full=2_000, quick=100), 32
 TEXT = "value = compute_something(first, second)"
 """Its first tokens are what every completion has."""
 EVENT_SECONDS, READ_SECONDS, READERS = Size(full=10.0, quick=2.0), Size(full=10.0, quick=2.0), 8
