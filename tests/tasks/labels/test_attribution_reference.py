@@ -102,8 +102,11 @@ def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, in
                 for spaces in range(3):
                     if c.text[: len(after) + spaces + len(shown)] == after + " " * spaces + shown:
                         return len(after) + spaces + len(shown), len(shown)
-    if has_id and not event.prefix and c.text.startswith(event.shown):
-        return len(event.shown) or len(c.text), len(event.shown) or len(c.text)
+    if has_id and not event.prefix and not event.shown:
+        return len(c.text), len(c.text)
+    for start in (c.text, c.text.lstrip()) if has_id and not event.prefix else ():  # editors remove blanks at the start
+        if start.startswith(event.shown):
+            return len(c.text) - len(start) + len(event.shown), len(event.shown)
     return None
 
 
