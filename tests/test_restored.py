@@ -71,7 +71,7 @@ async def lose_the_worker_in_training(servers: Production) -> None:
     settings = servers.settings
     servers.start("engine-0", production.ENGINES[0]).wait()
     servers.run(production.BOOTSTRAP)
-    named = {"engine-1": production.ENGINES[1], "serving": production.SERVING, "worker": worker_of(servers)}
+    named = {"engine-1": production.ENGINES[1], "serving": f"exec {production.SERVING}", "worker": worker_of(servers)}
     started = {name: servers.start(name, command) for name, command in named.items()}
     for process in started.values():
         process.wait()
