@@ -4,7 +4,7 @@ import asyncio
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -109,13 +109,8 @@ def dump(servers: Production, folder: Path) -> Mapping[str, Path]:
 
 def events_of(store: ObjectStore) -> set[str]:
     """Return the ids of all events."""
-
-    def rows() -> Iterator[Completion | Feedback]:
-        for kind, record in (("completions", Completion), ("feedback", Feedback)):
-            for key in store.keys(f"events/{kind}/"):
-                yield from store.get_rows(key, record)
-
-    return {row.id for row in rows()}
+    completions = {row.id for key in store.keys("events/completions/") for row in store.get_rows(key, Completion)}
+    return completions | {row.id for key in store.keys("events/feedback/") for row in store.get_rows(key, Feedback)}
 
 
 def newest(store: ObjectStore) -> Manifest:

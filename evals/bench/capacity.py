@@ -37,10 +37,10 @@ TEXT = "value = compute_something(first, second)"
 """Its first tokens are what every completion has."""
 EVENT_SECONDS, READ_SECONDS, READERS = Size(full=10.0, quick=2.0), Size(full=10.0, quick=2.0), 8
 ENGINE_COMPLETIONS = Size(full=400, quick=64)
-LOOKS = Size(full=((1_200, 480, 4.0), (5_000, 6_250, 8.0)), quick=((1_200, 480, 1.0),))
+LOOKS = Size(full=((1_200, 480, 4.0), (5_000, 1_000, 4.0)), quick=((1_200, 480, 1.0),))
 """Requests a day, objects a day, and days of the tests that are looked at."""
-JOINED = Size(full=((5_000, 6_250, 7.0), (100_000, 1_000, 1.0)), quick=((10_000, 480, 1.0),))
-"""Requests a day, objects a day, and days of the windows that are joined; the first is the one of `tabloop bench scale`."""
+JOINED = Size(full=((5_000, 1_000, 7.0), (100_000, 1_000, 1.0)), quick=((10_000, 480, 1.0),))
+"""Requests a day, objects a day, and days of the windows that are joined; the first has the requests of `tabloop bench scale`."""
 APART = 1.25
 """Most that a prediction may differ from a measurement, as a factor either way."""
 ENGINE = "evals.bench.rigs.given_tokens"
@@ -121,26 +121,22 @@ def make(folder: Path, requests: int, objects: int, days: float) -> None:
 
 def of_look(folder: Path, requests: int, objects: int, days: float) -> list[Figure]:
     """Return the CPU of a look at a test of so many days after the first one, beside the plan's."""
-    scale.make(
-        scale.CountingStore(folder), scale.experiment_of(days), (scale.END - days * scale.DAY, scale.END), requests, objects
-    )
+    make(folder, requests, objects, days)
     found = scale.measured(folder, days, requests, objects, lambda: None)["later"]
     name = f"capacity.look_{requests}_a_day_{days:g}_days"
-    planned = plan.look_seconds(requests / 24, found["requests"])
+    half_hour = 48  # of a day: the looks lie in the middle of an hour
+    planned = plan.look_seconds(requests / half_hour, found["requests"], objects / half_hour)
     return [figure(name, found["cpu"], "s of CPU"), compared(name, planned, found["cpu"])]
 
 
-def of_join(folder: Path, requests: int, days: float) -> list[Figure]:
+def of_join(folder: Path, requests: int, objects: int, days: float) -> list[Figure]:
     """Return the CPU and memory of a cycle's join, beside the plan's."""
-    objects = max(48, requests // 100)
-    scale.make(
-        scale.CountingStore(folder), scale.experiment_of(days), (scale.END - days * scale.DAY, scale.END), requests, objects
-    )
+    make(folder, requests, objects, days)
     found = in_new_process(scale.measure_join, folder, days)
     name, rows = f"capacity.join_{requests}_a_day_{days:g}_days", found["requests"]
     return [
         figure(name, found["cpu"], "s of CPU"),
-        compared(name, plan.join_seconds(rows, rows), found["cpu"]),
+        compared(name, plan.join_seconds(rows, rows, found["gets"] / 2), found["cpu"]),
         figure(f"{name}_memory", found["memory"], "MB more"),
         compared(f"{name}_memory", rows * plan.JOINED_BYTES.value / 2**20, found["memory"]),
     ]

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from evals.bench.figures import Bench, Figure, Size, bound, figure, read, reported, write
+from evals.bench.rigs.apps import WITHOUT_ENGINES
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
 from evals.bench.suite import KNOWN, Entry, chosen, run_bench, summary
@@ -123,6 +124,10 @@ def test_every_benchmark_yields_figures_from_the_settings_and_its_run(name: str)
     run = import_module(KNOWN[name].module).run
     assert inspect.isasyncgenfunction(run) or inspect.isgeneratorfunction(run)
     assert list(inspect.signature(run).parameters) == ["settings", "bench"]
+
+
+def test_an_app_without_engines_has_settings_that_are_accepted() -> None:
+    assert len(set(load(DEMO, dict(WITHOUT_ENGINES)).serving.engines)) == 2
 
 
 def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:

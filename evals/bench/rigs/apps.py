@@ -21,7 +21,7 @@ from infra.storage.store import ObjectStore
 
 BUCKET = "tabloop-bench"  # bucket of the events of the benchmark's own app
 UP_SECONDS = 60.0
-WITHOUT_ENGINES: Mapping[str, str] = {"TABLOOP_SERVING__ENGINES": json.dumps(["http://127.0.0.1:1"] * 2)}
+WITHOUT_ENGINES: Mapping[str, str] = {"TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in (1, 2)])}
 """Variables of an app that serves no completions."""
 VLLM = (sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry")
 

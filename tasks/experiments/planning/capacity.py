@@ -47,16 +47,15 @@ class Cost:
     basis: str
 
 
-COMPLETION_CPU = Cost(
-    0.0124, "measured 2026-11-22: 1.24 ms a token of app and engine's front, 10 tokens taken; `tabloop bench serving`"
-)
-EVENT_CPU = Cost(0.00097, "measured 2026-11-26: CPU of the app for an event; `tabloop bench feedback`")
+COMPLETION_CPU = Cost(0.0062, "measured 2026-11-26: CPU of the app for a completion of 10 tokens; `tabloop bench capacity`")
+EVENT_CPU = Cost(0.00082, "measured 2026-11-26: CPU of the app for an event; `tabloop bench capacity`")
 COMPLETION_BYTES = Cost(690.0, "measured at 123 tokens of prompt; 1.6 bytes for each further token are assumed")
 EVENT_BYTES = Cost(551.0, "measured at 123 tokens of prompt; 0.67 bytes for each further token are assumed")
 MEASURED_PROMPT, COMPLETION_TOKEN_BYTES, EVENT_TOKEN_BYTES = 123, 1.6, 0.67
 LOOK_CPU = Cost(0.73, "measured 2026-11-26: a look at a test of 1,200 requests a day; `tabloop bench scale`")
 LOOK_ROW_CPU = Cost(2.8e-6, "measured 2026-11-26: sums over a request of the test; `tabloop bench scale`")
-JOINED_CPU = Cost(152e-6, "measured 2026-11-25: a request, all of them trained on; `tabloop bench join`")
+JOINED_CPU = Cost(194e-6, "measured 2026-11-26: a request, all of them trained on; `tabloop bench capacity`")
+OBJECT_CPU = Cost(7.4e-3, "measured 2026-11-26: an event object that is read; `tabloop bench capacity`")
 READ_CPU = Cost(
     47e-6, "measured 2026-11-26: a request whose user is outside a sample of 1 in 8, of 100,000 requests (collect.most_requests)"
 )
@@ -160,7 +159,7 @@ def capacity(load: Load, settings: Settings, gpu_rate: Cost = GPU_RATE) -> Capac
 
 LESS_OFTEN = "Look less often (the interval of `experiment` in prefect.yaml)"
 ADVICE = {
-    "look: CPU": f"{LESS_OFTEN}, or end tests earlier (experiment.max_seconds).",
+    "look: CPU": f"{LESS_OFTEN}, ship larger objects (serving.ship_seconds), or end tests earlier (experiment.max_seconds).",
     "look: GETs": f"{LESS_OFTEN}, or ship larger objects (serving.ship_seconds).",
     "test": "Let more developers take part (serving.terms.experiments), or look for a larger gain; `tabloop plan` has both.",
     "join: memory": "Give the flow more memory, or read fewer requests (collect.most_requests).",
@@ -231,14 +230,15 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
     held = load.per_day * test / DAY
     share = share_of(held, settings.collect.most_requests)
     hour, rows = load.per_day / load.hours, held * share
-    cpu = look_seconds(hour, rows, share)
+    unsettled = _objects(load, settings) / load.hours
+    cpu = look_seconds(hour, rows, unsettled, share)
     yield Row(
         "look: CPU",
         f"{number(cpu)} s every {LOOK_SECONDS:g} s, at the end of a test of {duration(test)}{sampled(share)}",
-        f"{LOOK_CPU.basis}; {LOOK_ROW_CPU.basis}; {JOINED_CPU.basis}; {READ_CPU.basis}",
+        f"{LOOK_CPU.basis}; {LOOK_ROW_CPU.basis}; {OBJECT_CPU.basis}; {JOINED_CPU.basis}; {READ_CPU.basis}",
         cpu / LOOK_SECONDS,
     )
-    gets = 5 + _objects(load, settings) / load.hours
+    gets = 5 + unsettled
     yield Row(
         "look: GETs",
         f"{gets:,.0f}: the objects of the hour that has not settled",
@@ -257,7 +257,8 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
         needs = f"none: {rows:,.0f} requests in the window of {days:g} days, collect.min_samples asks for {asked:,}"
     yield Row("first cycle", needs, "computed from collect.min_samples", used)
     read = min(rows, settings.collect.most_requests)
-    memory, seconds = read * JOINED_BYTES.value, join_seconds(rows, read)
+    objects = 2 * load.hours * days + _objects(load, settings) / load.hours
+    memory, seconds = read * JOINED_BYTES.value, join_seconds(rows, read, objects)
     window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
     yield Row(
         "join: memory",
@@ -268,22 +269,23 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     yield Row(
         "join: time",
         f"{number(seconds)} s of CPU",
-        f"{JOINED_CPU.basis}; {READ_CPU.basis}; assumed: an hour for it",
+        f"{JOINED_CPU.basis}; {READ_CPU.basis}; {OBJECT_CPU.basis}, two for an hour that was compacted; assumed: an hour for it",
         seconds / CYCLE_SECONDS,
     )
 
 
-def look_seconds(hour: float, rows: float, share: float = 1.0) -> float:
+def look_seconds(hour: float, rows: float, objects: float, share: float = 1.0) -> float:
     """Return the CPU seconds of a look.
 
     Args:
         hour: requests of an hour, which the hour that has not settled holds at most.
         rows: requests of the test that the look counts.
+        objects: event objects of the hour that has not settled.
         share: share of users whose requests it counts.
     """
-    return LOOK_CPU.value + join_seconds(hour, hour * share) + LOOK_ROW_CPU.value * rows
+    return LOOK_CPU.value + join_seconds(hour, hour * share, objects) + LOOK_ROW_CPU.value * rows
 
 
-def join_seconds(requests: float, sampled: float) -> float:
-    """Return the CPU seconds in which requests are read, and those of the sample joined."""
-    return sampled * JOINED_CPU.value + (requests - sampled) * READ_CPU.value
+def join_seconds(requests: float, sampled: float, objects: float) -> float:
+    """Return the CPU seconds in which requests are read from so many objects, and those of the sample joined."""
+    return sampled * JOINED_CPU.value + (requests - sampled) * READ_CPU.value + objects * OBJECT_CPU.value
