@@ -122,7 +122,7 @@ def test_a_sandbox_that_cannot_run_python_gives_no_result(
         pass_at_1([PLACE], ["x = 1"])
     scored = scored_models(scores())
     row = scored.scores["candidate"].by_position[0]
-    refused = with_tests(scored, {row.place: PLACE}, 1)
+    refused = with_tests(scored, {row.place: PLACE})
     assert refused.scores == scored.scores, "no place counts as passed or failed"
     assert "no interpreter runs" in refused.untested[0]
     assert refused.untested[0] in evaluate_scores(refused, SETTINGS).left_out
