@@ -60,7 +60,7 @@ def _session(schedule: Schedule, number: int, rng: random.Random) -> Iterator[As
 
 
 def settled(named: bool) -> dict[str, str | None]:
-    """The settled text of each request; `named`: the editor tells the file."""
+    """The settled text of each request; `named`: the editor names the file."""
     requests = [
         completion(
             asked.id,

@@ -1,4 +1,4 @@
-"""Requests of which Continue tells nothing by its own rules: continued, replaced at once, closed."""
+"""Requests that Continue does not report by its own rules: continued, replaced at once, closed."""
 
 import pytest
 

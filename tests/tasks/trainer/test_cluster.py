@@ -109,7 +109,6 @@ say, waits = partial(print, flush=True), partial(print, "waits:", flush=True)
 cancelled = len(sys.argv) == 4
 
 
-
 class Terminated(BaseException):
     pass
 
