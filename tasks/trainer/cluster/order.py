@@ -102,6 +102,13 @@ def finished(store: ObjectStore, key: str) -> str | None:
     return next((found.rpartition("/")[0] for found in ends), None)
 
 
+def remove_others(store: ObjectStore, cycle: str) -> None:
+    """Remove the orders of other cycles: one update runs at a time, and an end that met a store that was away left them."""
+    for key in list(store.keys(PREFIX)):
+        if not key.startswith(f"{PREFIX}{cycle}-"):
+            store.delete(key)
+
+
 def remove(store: ObjectStore, cycle: str) -> None:
     """Remove the orders of a cycle with what was trained: it is registered, or nobody wants it."""
     for key in list(store.keys(f"{PREFIX}{cycle}-")):
