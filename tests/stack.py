@@ -61,7 +61,7 @@ def running(directory: Path, *parts: str) -> Iterator[Stack]:
 def started(*parts: str) -> Stack:
     """Start parts of the stack that the environment names, with paused schedules; running parts continue.
 
-    Scheduled runs would cost a quarter of a core, and no test waits for one.
+    Scheduled runs would cost a fifth of a core, and no test waits for one.
     """
     settings = control.up(parts, paused=True)
     return Stack(settings, settings_.path(settings.stack.state))
