@@ -1,7 +1,7 @@
 """Prefect's worker of a process pool, which makes the looks at the A/B test in its own process.
 
-A look is due every 20 seconds, and in a process of its own it takes 9 s of processor time, most of them for imports. All other flows
-run as processes of their own: they take long, and a person may stop them.
+A look is due every 20 seconds, and in a process of its own it takes 9 s of processor time, most of it for imports. All other
+flows run as processes of their own: they take long, and a person may stop them.
 """
 
 import warnings
