@@ -10,6 +10,7 @@ from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopR
 from infra.registry.client import ModelVersion, Registry
 from infra.storage import cycle_progress, loop_runs
 from infra.storage.store import ObjectStore
+from serving.recording.left_spools import LeftSpools
 from serving.status.history import Asked, Cycle, CycleHistory, LookHistory, MoveHistory, RequestHistory, Watched
 
 REFRESH_SECONDS = 5.0
@@ -60,6 +61,8 @@ class StatusData:
     problems: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, float] = field(default_factory=dict)
     """When the certificates of other servers expire, by the server's name (certificates.py)."""
+    spools: LeftSpools | None = None
+    """The spools of replicas that are gone; None: they are not read."""
     clock: Callable[[], float] = time.monotonic
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)

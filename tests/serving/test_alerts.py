@@ -28,6 +28,7 @@ LOOP = 'tabloop_loop_ok{{sign="{}"}}'
 DAY = 86_400
 SEALED, LOOKED = "tabloop_cycle_sealed_timestamp_seconds", 'tabloop_flow_seconds{flow="experiment"}'
 COMPACTED = 'tabloop_flow_ended_well_timestamp_seconds{flow="compaction"}'
+LEFT = 'tabloop_left_spool_seen_timestamp_seconds{spool="tabloop-app-4-0a1b2c3d"}'
 CERTIFICATE = 'tabloop_certificate_expires_timestamp_seconds{server="registry"}'
 SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "NoEngineForTheChampion": ({CHAMPION: "1+0x5 0+0x195"}, SERVES),
@@ -50,6 +51,7 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"tabloop_spool_bytes": "90+0x200", "tabloop_spool_limit_bytes": "100+0x200"},
         {"tabloop_spool_bytes": "70+0x200", "tabloop_spool_limit_bytes": "100+0x200"},
     ),
+    "SpoolLeft": ({LEFT: "-2000+0x200"}, {LEFT: "0+60x200"}),
     "EventsSetAside": ({"tabloop_spool_set_aside": "1+0x200"}, {"tabloop_spool_set_aside": "0+0x200"}),
     "CompletionsUnrecorded": ({"tabloop_unrecorded_total": "0+1x200"}, {"tabloop_unrecorded_total": "7+0x200"}),
     "FeedbackSilent": (
@@ -128,6 +130,7 @@ def _labels(name: str, series: dict[str, str]) -> list[dict[str, str]]:
     kept = {
         "NoEngineForTheChampion": ("instance",),
         "RequestsWaitForTheEngine": ("instance",),
+        "SpoolLeft": ("spool",),
         "DeltasBroken": ("how",),
         "LoopUnread": ("part",),
         "CertificateExpires": ("server",),
