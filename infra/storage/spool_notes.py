@@ -1,7 +1,7 @@
 """Notes of spools in the object store, spools/SPOOL.json, one for each spool that is not known to be empty.
 
-A replica rewrites its note while it runs and removes it at an end that left nothing. So a note that nobody rewrites is the spool of
-a replica that is gone: killed, or scaled away while the store did not answer.
+A replica rewrites its note while it runs and removes it at an end that left nothing. So a note that nobody rewrites is the spool
+of a replica that is gone: killed, or scaled away while the store did not answer.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, spools that were left on disks, and the
-certificates of other servers.
+"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, the last backup, spools that were left on disks, and
+the certificates of other servers.
 
 No label names a user, a file or a project. Times are Unix seconds, so that an age is `time() - METRIC` in Prometheus.
 """
@@ -30,7 +30,7 @@ MOST_REASONS = 20
 RESULTS = ("registered", "refused", "abandoned", RUNNING)
 MOST_SPOOLS = 20
 """Most spools of replicas that are gone with series of their own, the fullest ones; all others are "other"."""
-PARTS = ("versions", "cycles", "looks", "spools")
+PARTS = ("versions", "cycles", "looks", "spools", "backup")
 """Parts that are read of registry and object store (serving/status/data.py, serving/recording/left_spools.py)."""
 STAGES: tuple[StageName, ...] = ("shadow", "ramp", "test", "paused", "watch", "anchor")
 
@@ -68,6 +68,8 @@ class LoopState:
     """Parts that could not be read at the last attempt, each with the reason."""
     certificates: Mapping[str, float] = field(default_factory=dict)
     """By server: when its certificate expires."""
+    backup: float | None = None
+    """When the last backup began; None where none was marked."""
     left: Mapping[str, SpoolNote] = field(default_factory=dict)
     """By spool: the last note of a replica that is gone and left it."""
 
@@ -98,6 +100,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("metric", "bound"),
     ),
     "tabloop_loop_unread": ("1 if the last read of this part of registry or object store got no answer", ("part",)),
+    "tabloop_backup_timestamp_seconds": ("When the last backup began that ended well", ()),
     "tabloop_left_spool_seen_timestamp_seconds": (
         "When a replica that is gone last noted its spool, which may hold events that nobody ships",
         ("spool",),
@@ -147,6 +150,8 @@ def values(state: LoopState, now: float) -> Iterator[Value]:
     yield from _test(state.test)
     for part in PARTS:
         yield "loop_unread", (part,), float(part in state.unread)
+    if state.backup is not None:
+        yield "backup_timestamp_seconds", (), state.backup
     yield from _left(state.left)
     for server, expires in state.certificates.items():
         yield "certificate_expires_timestamp_seconds", (server,), expires

@@ -1,7 +1,7 @@
 """This replica's note of its spool in the object store, and the spools that replicas left which are gone.
 
-The note is written at the start, so that a replica that is killed, or ends while the store is away, leaves it behind; it is removed
-at an end that left nothing on the disk.
+The note is written at the start, so that a replica that is killed, or ends while the store is away, leaves it behind; it is
+removed at an end that left nothing on the disk.
 """
 
 import asyncio

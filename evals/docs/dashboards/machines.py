@@ -69,6 +69,7 @@ PROCESSES = (
         "sum(max by (spool) (tabloop_left_spool_bytes)) or vector(0)",
         "bytes",
     ),
+    number("Last backup", "Time since it began.", "time() - max(tabloop_backup_timestamp_seconds)", "s"),
     number(
         "Certificate that expires first",
         "Time left, of the servers that the app asks over TLS; - without one.",
