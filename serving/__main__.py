@@ -158,7 +158,7 @@ def wire(
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices)
     feedback = FeedbackService(access, recorder)
     spools = LeftSpools(spool, store)
-    data = StatusData(registry, store, spools=spools)
+    data = StatusData(registry, store, tokens=certificates.tokens(settings), spools=spools)
     status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)

@@ -1,5 +1,5 @@
-"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, the last backup, spools that were left on disks, and
-the certificates of other servers.
+"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, the last backup, spools that were left on
+disks, and the certificates and tokens of other servers.
 
 No label names a user, a file or a project. Times are Unix seconds, so that an age is `time() - METRIC` in Prometheus.
 """
@@ -68,6 +68,8 @@ class LoopState:
     """Parts that could not be read at the last attempt, each with the reason."""
     certificates: Mapping[str, float] = field(default_factory=dict)
     """By server: when its certificate expires."""
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    """By server: when the token expires that the app sends to it."""
     backup: float | None = None
     """When the last backup began; None where none was marked."""
     left: Mapping[str, SpoolNote] = field(default_factory=dict)
@@ -108,6 +110,10 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "tabloop_left_spool_bytes": ("Bytes of events that such a replica noted then", ("spool",)),
     "tabloop_certificate_expires_timestamp_seconds": (
         "When the certificate of a server that the app asks expires",
+        ("server",),
+    ),
+    "tabloop_token_expires_timestamp_seconds": (
+        "When the token expires that the app sends to a server; absent for one that says no time",
         ("server",),
     ),
 }
@@ -155,6 +161,8 @@ def values(state: LoopState, now: float) -> Iterator[Value]:
     yield from _left(state.left)
     for server, expires in state.certificates.items():
         yield "certificate_expires_timestamp_seconds", (server,), expires
+    for server, expires in state.tokens.items():
+        yield "token_expires_timestamp_seconds", (server,), expires
 
 
 def _left(notes: Mapping[str, SpoolNote]) -> Iterator[Value]:

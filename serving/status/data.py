@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopRun, Move
@@ -61,6 +61,8 @@ class StatusData:
     problems: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, float] = field(default_factory=dict)
     """When the certificates of other servers expire, by the server's name (certificates.py)."""
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    """When the tokens expire that the app sends to other servers, by the server's name (certificates.py)."""
     backup: float | None = None
     """When the last backup began, in Unix seconds; None where none was marked."""
     spools: LeftSpools | None = None

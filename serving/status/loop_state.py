@@ -23,6 +23,7 @@ def loop_state(data: StatusData, running: ExperimentRecord | None, beside: Exper
         test=(_test(data, running, now) if running else _beside(data, watched, now)) if watched else None,
         unread=data.problems | ({"spools": spools.error} if spools and spools.error else {}),
         certificates=dict(data.certificates),
+        tokens=data.tokens,
         backup=data.backup,
         left=spools.left if spools else {},
     )

@@ -31,6 +31,7 @@ SEALED, LOOKED = "tabloop_cycle_sealed_timestamp_seconds", 'tabloop_flow_seconds
 COMPACTED = 'tabloop_flow_ended_well_timestamp_seconds{flow="compaction"}'
 LEFT = 'tabloop_left_spool_seen_timestamp_seconds{spool="tabloop-app-4-0a1b2c3d"}'
 CERTIFICATE = 'tabloop_certificate_expires_timestamp_seconds{server="registry"}'
+TOKEN = 'tabloop_token_expires_timestamp_seconds{server="slot-1"}'
 SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "NoEngineForTheChampion": ({CHAMPION: "1+0x5 0+0x195"}, SERVES),
     "RequestsFail": ({REFUSED: "0+10x200", SERVED: "0+100x200"}, {REFUSED: "0+1x200", SERVED: "0+100x200"}),
@@ -68,6 +69,7 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "LoopUnread": ({'tabloop_loop_unread{part="looks"}': "1+0x200"}, {'tabloop_loop_unread{part="looks"}': "0+0x200"}),
     "BackupOld": ({BACKUP: f"-{3 * DAY}+0x200"}, {BACKUP: f"-{DAY}+0x200"}),
     "CertificateExpires": ({CERTIFICATE: f"{13 * DAY}+0x200"}, {CERTIFICATE: f"{16 * DAY}+0x200"}),
+    "TokenExpires": ({TOKEN: f"{13 * DAY}+0x200"}, {TOKEN: f"{16 * DAY}+0x200"}),
     "PrefectSlow": ({LOOP.format("prefect"): "0+0x200"}, {LOOP.format("prefect"): "1+0x200"}),
     "DeltasBroken": (
         {'tabloop_version_fetches_total{how="fallback"}': "0+1x200"},
@@ -136,6 +138,7 @@ def _labels(name: str, series: dict[str, str]) -> list[dict[str, str]]:
         "DeltasBroken": ("how",),
         "LoopUnread": ("part",),
         "CertificateExpires": ("server",),
+        "TokenExpires": ("server",),
         "ScrapeMissing": ("job",),
     }.get(name, ())
     labels = dict(re.findall(r'(\w+)="([^"]*)"', next(iter(series))))

@@ -5,6 +5,7 @@ import ssl
 import time
 from pathlib import Path
 
+import jwt
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -139,6 +140,17 @@ async def test_a_scrape_names_the_spool_of_a_replica_that_is_gone(house: House, 
     assert value(series, "loop_unread", part="spools") == 0
     spools["app-0"].error = "Refused: no rights"
     assert value(await scrape(house), "loop_unread", part="spools") == 1
+
+
+def test_the_expiry_of_a_token_is_read_where_the_token_says_it() -> None:
+    expiring, other = (jwt.encode(claims, "of the tests" * 3) for claims in ({"exp": NOW - 5}, {"sub": "app"}))
+    slots = [{"kind": "external", "url": "http://gpu-7:8000/v1", "model": "m", "token": token} for token in (expiring, "a.b.c")]
+    for given in (other, "opaque"):
+        settings = Settings.model_validate({"registry": {"token": given}, "serving": {"engines": slots}})
+        assert certificates.tokens(settings) == {"slot-0": NOW - 5}, "also one that has expired"
+    series = series_of(LoopState({}, tokens=certificates.tokens(settings)))
+    assert value(series, "token_expires_timestamp_seconds", server="slot-0") == NOW - 5
+    assert certificates.tokens(Settings()) == {}
 
 
 async def test_the_certificate_of_a_server_is_read_also_when_nobody_trusts_it(tmp_path: Path) -> None:

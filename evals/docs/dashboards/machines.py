@@ -76,6 +76,12 @@ PROCESSES = (
         "(min(tabloop_certificate_expires_timestamp_seconds) - time()) or vector(-1)",
         "s",
     ),
+    number(
+        "Token that expires first",
+        "Time left, of those that the app sends to other servers; - without one.",
+        "(min(tabloop_token_expires_timestamp_seconds) - time()) or vector(-1)",
+        "s",
+    ),
 )
 REPLICAS = (
     rate("Completions", "By replica.", "tabloop_completions_total", "instance"),
