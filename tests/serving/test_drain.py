@@ -127,7 +127,8 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     ):
         for each in (url, feedback_url):
             await until_status(client, f"{each}/ready", 200, process, tmp_path / "log")
-        (note,) = store.keys(spool_notes.PREFIX)
+        note = spool_notes.key((tmp_path / "spool/name").read_text().strip())
+        assert store.exists(note)
         for engine in engines:
             engine.delay = DELAY
         short, long = Stream(client, url, SHORT), Stream(client, url, TOKENS)
