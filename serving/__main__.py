@@ -37,6 +37,7 @@ from serving.gateway.server import make_connections, make_server
 from serving.metrics import Metrics
 from serving.recording.choices import Choices
 from serving.recording.event_redactor import EventRedactor
+from serving.recording.left_spools import LeftSpools
 from serving.recording.long_texts import LongTexts
 from serving.recording.opt_outs import OptOuts
 from serving.recording.recorder import Recorder
@@ -127,6 +128,7 @@ class Parts:
     redactor: EventRedactor
     recorder: Recorder
     shipper: Shipper
+    spools: LeftSpools
     follower: Follower
     choices: Choices
     data: StatusData
@@ -155,11 +157,12 @@ def wire(
     follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
     gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices)
     feedback = FeedbackService(access, recorder)
-    data = StatusData(registry, store)
+    spools = LeftSpools(spool, store)
+    data = StatusData(registry, store, tokens=certificates.tokens(settings), spools=spools)
     status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)
-    return Parts(metrics, access, redactor, recorder, shipper, follower, choices, data, completions_app, feedback_app)
+    return Parts(metrics, access, redactor, recorder, shipper, spools, follower, choices, data, completions_app, feedback_app)
 
 
 async def serve(settings: Settings) -> None:
@@ -181,6 +184,7 @@ async def serve(settings: Settings) -> None:
             *(
                 parts.follower.run(),
                 shipper.run(),
+                parts.spools.follow(),
                 parts.redactor.long_texts.start(),
                 parts.choices.follow(),
                 access.tokens.follow(),
@@ -204,7 +208,8 @@ async def serve(settings: Settings) -> None:
             await access.aclose()
             drain.recorded = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(shipper.ship(), drain.seconds_left - EXIT_SECONDS)
+                if await asyncio.wait_for(shipper.ship(), drain.seconds_left - EXIT_SECONDS):
+                    await asyncio.wait_for(parts.spools.end(), drain.seconds_left - EXIT_SECONDS)
             if traces:
                 await asyncio.to_thread(traces.flush, min(FLUSH_SECONDS, drain.seconds_left - EXIT_SECONDS))
 

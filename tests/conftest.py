@@ -37,6 +37,7 @@ SHARED = {
         "tests/test_documented_commands.py",
         "tests/flows/test_stopped.py",
         "tests/serving/test_drain.py",
+        "tests/serving/test_scaled.py",
     ),
     "trainer": ("tests/tasks/trainer/",),
     "flows": ("tests/flows/",),

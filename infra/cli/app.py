@@ -89,15 +89,11 @@ def show_version(wanted: bool) -> None:
     """Print the version and the folder of the code that runs; in an image, also its commit and target."""
     if wanted:
         import os
-        import tomllib
-        from importlib.metadata import version
-        from pathlib import Path
 
-        root = Path(__file__).resolve().parents[2]
-        project = root / "pyproject.toml"
-        number = tomllib.loads(project.read_text())["project"]["version"] if project.exists() else version("tabloop")
+        from infra.settings import release
+
         built = [f"{word} {os.environ[name]}" for name, word in BUILT if os.environ.get(name)]
-        typer.echo(", ".join([f"tabloop {number}", *built, str(root)]))
+        typer.echo(", ".join([f"tabloop {release.installed()}", *built, str(release.ROOT)]))
         raise typer.Exit
 
 

@@ -32,4 +32,5 @@ from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, Se
 from infra.records.moves import Change, Move, MoveAnswer, MoveKind, MoveRequest, Shown, State
 from infra.records.own_code import LearnedRepository, OwnCode
 from infra.records.progress import CycleProgress
+from infra.records.spools import SpoolNote
 from infra.records.versions import VersionDelta

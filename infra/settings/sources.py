@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from infra.settings import release
 from infra.settings.schema import Settings, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +145,8 @@ def _read(file: Path, extended_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: not TOML: {error}") from None
+    if (wanted := values.pop(release.KEY, None)) is not None and (problem := release.problem(wanted, release.installed())):
+        raise SettingsError(f"{file}: {problem}")
     base = values.pop("extends", None)
     origins: dict[Keys, str] = dict.fromkeys(leaves(values), str(file))
     if base is None:

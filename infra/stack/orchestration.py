@@ -65,6 +65,13 @@ def outdated(settings: Settings) -> list[str]:
     return [name for name, one in found.items() if one is None or (one["version"], one["work_pool_name"]) != wanted]
 
 
+def versions(settings: Settings, names: Collection[str]) -> dict[str, str]:
+    """Return the version that each deployment has in the server; empty for one that it lacks."""
+    with connect(settings) as http:
+        found = {name: _found(http, name) for name in names}
+    return {name: (one["version"] or "") if one else "" for name, one in found.items()}
+
+
 def deploy(settings: Settings, environment: dict[str, str], again: str = "tabloop up") -> None:
     """Deploy prefect.yaml, and give each deployment the release as its version.
 

@@ -70,7 +70,7 @@ class ObjectStore:
     """A bucket of immutable objects: each has a unique key and is never overwritten with other bytes.
 
     Only erasure and retention (tasks/upkeep/forget.py, tasks/upkeep/retention.py) rewrite or remove objects, and the notes of the
-    loop's newest runs are rewritten (infra/storage/loop_runs.py).
+    loop's newest runs (infra/storage/loop_runs.py) and of spools (infra/storage/spool_notes.py) are rewritten.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, lock: Path | None = None, pause: float = 0.5) -> None:

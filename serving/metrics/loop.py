@@ -1,4 +1,5 @@
-"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, and the certificates of other servers.
+"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, the last backup, spools that were left on
+disks, and the certificates and tokens of other servers.
 
 No label names a user, a file or a project. Times are Unix seconds, so that an age is `time() - METRIC` in Prometheus.
 """
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from infra.records import CycleOutcome, CycleProgress, LoopRun, Manifest, StageName
+from infra.records import CycleOutcome, CycleProgress, LoopRun, Manifest, SpoolNote, StageName
 
 STATES = frozenset(
     {
@@ -27,8 +28,10 @@ OTHER, NONE, RUNNING = "other", "none", "running"
 MOST_REASONS = 20
 """Most reasons of quarantined requests with a series of their own, the most frequent ones; all others are "other"."""
 RESULTS = ("registered", "refused", "abandoned", RUNNING)
-PARTS = ("versions", "cycles", "looks")
-"""Parts that are read of registry and object store (serving/status/data.py)."""
+MOST_SPOOLS = 20
+"""Most spools of replicas that are gone with series of their own, the fullest ones; all others are "other"."""
+PARTS = ("versions", "cycles", "looks", "spools", "backup")
+"""Parts that are read of registry and object store (serving/status/data.py, serving/recording/left_spools.py)."""
 STAGES: tuple[StageName, ...] = ("shadow", "ramp", "test", "paused", "watch", "anchor")
 
 
@@ -65,6 +68,12 @@ class LoopState:
     """Parts that could not be read at the last attempt, each with the reason."""
     certificates: Mapping[str, float] = field(default_factory=dict)
     """By server: when its certificate expires."""
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    """By server: when the token expires that the app sends to it."""
+    backup: float | None = None
+    """When the last backup began; None where none was marked."""
+    left: Mapping[str, SpoolNote] = field(default_factory=dict)
+    """By spool: the last note of a replica that is gone and left it."""
 
 
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -93,8 +102,18 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("metric", "bound"),
     ),
     "tabloop_loop_unread": ("1 if the last read of this part of registry or object store got no answer", ("part",)),
+    "tabloop_backup_timestamp_seconds": ("When the last backup began that ended well", ()),
+    "tabloop_left_spool_seen_timestamp_seconds": (
+        "When a replica that is gone last noted its spool, which may hold events that nobody ships",
+        ("spool",),
+    ),
+    "tabloop_left_spool_bytes": ("Bytes of events that such a replica noted then", ("spool",)),
     "tabloop_certificate_expires_timestamp_seconds": (
         "When the certificate of a server that the app asks expires",
+        ("server",),
+    ),
+    "tabloop_token_expires_timestamp_seconds": (
+        "When the token expires that the app sends to a server; absent for one that says no time",
         ("server",),
     ),
 }
@@ -137,8 +156,23 @@ def values(state: LoopState, now: float) -> Iterator[Value]:
     yield from _test(state.test)
     for part in PARTS:
         yield "loop_unread", (part,), float(part in state.unread)
+    if state.backup is not None:
+        yield "backup_timestamp_seconds", (), state.backup
+    yield from _left(state.left)
     for server, expires in state.certificates.items():
         yield "certificate_expires_timestamp_seconds", (server,), expires
+    for server, expires in state.tokens.items():
+        yield "token_expires_timestamp_seconds", (server,), expires
+
+
+def _left(notes: Mapping[str, SpoolNote]) -> Iterator[Value]:
+    fullest = sorted(notes, key=lambda spool: (-notes[spool].bytes, spool))
+    groups = {spool: [notes[spool]] for spool in fullest[:MOST_SPOOLS]}
+    if others := [notes[spool] for spool in fullest[MOST_SPOOLS:]]:
+        groups[OTHER] = others
+    for spool, group in groups.items():
+        yield "left_spool_seen_timestamp_seconds", (spool,), min(note.seen for note in group)
+        yield "left_spool_bytes", (spool,), sum(note.bytes for note in group)
 
 
 def _run(flow: str, run: LoopRun, now: float) -> Iterator[Value]:

@@ -1,4 +1,6 @@
-"""When the certificates of the servers expire that the app and the flows ask over TLS: a handshake with each, now and then."""
+"""When the certificates of the servers expire that the app and the flows ask over TLS: a handshake with each, now and then; and
+the tokens that the app sends to them, where they say it.
+"""
 
 import asyncio
 import logging
@@ -7,6 +9,7 @@ import ssl
 from collections.abc import Iterator, MutableMapping
 from urllib.parse import urlsplit
 
+import jwt
 from cryptography import x509
 
 from infra.settings import Settings
@@ -38,6 +41,23 @@ def _named(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "oidc", serving.oidc.issuer if serving.oidc else ""
     for slot, engine in enumerate(serving.engines):
         yield f"slot-{slot}", engine.url if isinstance(engine, External) else own_engines(engine)[0]
+
+
+def tokens(settings: Settings) -> dict[str, float]:
+    """Return when each token expires that the app sends to another server, by the server's name. Only a JWT says it, by its claim
+    `exp`; any other token is left out."""
+    given = {"registry": settings.registry.token}
+    for slot, engine in enumerate(settings.serving.engines):
+        given[f"slot-{slot}"] = engine.token if isinstance(engine, External) else None
+    found = {}
+    for name, token in given.items():
+        try:
+            claims = jwt.decode(token.get_secret_value(), options={"verify_signature": False}) if token else {}
+        except jwt.InvalidTokenError:
+            continue
+        if isinstance(expires := claims.get("exp"), int | float):
+            found[name] = float(expires)
+    return found
 
 
 def expiry(host: str, port: int) -> float:

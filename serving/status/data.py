@@ -3,13 +3,14 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopRun, Move
 from infra.registry.client import ModelVersion, Registry
-from infra.storage import cycle_progress, loop_runs
+from infra.storage import backups, cycle_progress, loop_runs
 from infra.storage.store import ObjectStore
+from serving.recording.left_spools import LeftSpools
 from serving.status.history import Asked, Cycle, CycleHistory, LookHistory, MoveHistory, RequestHistory, Watched
 
 REFRESH_SECONDS = 5.0
@@ -60,6 +61,12 @@ class StatusData:
     problems: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, float] = field(default_factory=dict)
     """When the certificates of other servers expire, by the server's name (certificates.py)."""
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    """When the tokens expire that the app sends to other servers, by the server's name (certificates.py)."""
+    backup: float | None = None
+    """When the last backup began, in Unix seconds; None where none was marked."""
+    spools: LeftSpools | None = None
+    """The spools of replicas that are gone; None: they are not read."""
     clock: Callable[[], float] = time.monotonic
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -75,7 +82,8 @@ class StatusData:
         if now - self._refreshed < REFRESH_SECONDS:
             return
         self._refreshed = now
-        await asyncio.gather(self._read("versions", self._read_registry), self._read("cycles", self._read_cycles))
+        parts = {"versions": self._read_registry, "cycles": self._read_cycles, "backup": self._read_backup}
+        await asyncio.gather(*(self._read(part, read) for part, read in parts.items()))
         await self._read("looks", lambda: self._read_looks(running))
 
     async def glance(self, running: ExperimentRecord | None) -> None:
@@ -105,6 +113,9 @@ class StatusData:
         self.moves = self._moves.last(MAX_READ_MOVES)
         self.asked = self.requests.last(MAX_REQUESTS)
         self.runs, self.progress = loop_runs.read(self.store), cycle_progress.read(self.store)
+
+    def _read_backup(self) -> None:
+        self.backup = backups.last(self.store, time.time())
 
     def _read_looks(self, running: ExperimentRecord | None) -> None:
         shown, _ = shown_looks(self, running)

@@ -15,14 +15,17 @@ def loop_state(data: StatusData, running: ExperimentRecord | None, beside: Exper
         now: Unix seconds.
     """
     newest = data.cycles[0] if data.cycles else None
-    watched = running or beside
+    watched, spools = running or beside, data.spools
     return LoopState(
         runs=data.runs,
         progress=data.progress,
         cycle=(newest.manifest, newest.outcome) if newest else None,
         test=(_test(data, running, now) if running else _beside(data, watched, now)) if watched else None,
-        unread=dict(data.problems),
+        unread=data.problems | ({"spools": spools.error} if spools and spools.error else {}),
         certificates=dict(data.certificates),
+        tokens=data.tokens,
+        backup=data.backup,
+        left=spools.left if spools else {},
     )
 
 

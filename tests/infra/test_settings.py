@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from evals.docs import settings_page
 from infra import settings as settings_
-from infra.settings import DEMO, DEMO_ADAPTERS, PRODUCTION, ROOT, TEAM, WORKSTATION, Settings, SettingsError, load
+from infra.settings import DEMO, DEMO_ADAPTERS, PRODUCTION, ROOT, TEAM, WORKSTATION, Settings, SettingsError, load, release
 from infra.settings.in_force import EFFECTS, description, in_force
 
 MOST_SETTINGS = 220
@@ -145,6 +145,23 @@ def test_files_that_extend_each_other_and_missing_ones_are_refused_by_name(tmp_p
     for value in ('"no.toml"', "1"):
         with pytest.raises(SettingsError, match=r"c\.toml: extends = .*expected a path relative to .* or one of .*team\.toml"):
             load(written(tmp_path, c=f"extends = {value}"), {})
+
+
+def test_a_file_of_a_newer_release_is_refused_with_both_versions(tmp_path: Path) -> None:
+    here = release.installed()
+    major, minor, patch = map(int, here.split("."))
+    for older in (here, "0.0.9"):
+        assert load(written(tmp_path, a=f'release = "{older}"\nextends = "team.toml"\n'), {}) == load(TEAM, {})
+    for newer in (f"{major}.{minor}.{patch + 1}", f"{major}.{minor + 10}.0", f"{major + 1}.0.0"):
+        file = written(tmp_path, a=f'release = "{newer}"\n[serving]\nnew_setting = 1\n')
+        with pytest.raises(SettingsError, match=rf"a\.toml: release = '{newer}': .*this code, {here} .*checkout of {newer}, or"):
+            load(file, {})
+    below = written(tmp_path, a='release = "99.0.0"', b='extends = "a.toml"')
+    with pytest.raises(SettingsError, match=r"a\.toml: release = '99.0.0'"):
+        load(below, {})
+    for value in ('"new"', "0.2"):
+        with pytest.raises(SettingsError, match=r"c\.toml: release = .*: expected the release that the file is written for"):
+            load(written(tmp_path, c=f"release = {value}"), {})
 
 
 def test_an_error_names_the_file_or_variable_of_the_wrong_value(tmp_path: Path) -> None:

@@ -369,7 +369,7 @@ class House:
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
         gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing, self.choices)
         feedback = FeedbackService(access, self.recorder)
-        data = StatusData(self.registry.client(), self.store, clock=lambda: self.clock)
+        self.data = data = StatusData(self.registry.client(), self.store, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         self.drain = drain = Drain(self.settings.drain)
         status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)

@@ -20,6 +20,7 @@ from infra.records import Completion
 from infra.settings import PRODUCTION, ROOT, load
 from infra.settings.schema import Drain
 from infra.settings.serving import SHIP_SECONDS
+from infra.storage import spool_notes
 from infra.storage.store import ObjectStore
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
 from tests.stack import Stack, free_ports
@@ -126,6 +127,8 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     ):
         for each in (url, feedback_url):
             await until_status(client, f"{each}/ready", 200, process, tmp_path / "log")
+        note = spool_notes.key((tmp_path / "spool/name").read_text().strip())
+        assert store.exists(note)
         for engine in engines:
             engine.delay = DELAY
         short, long = Stream(client, url, SHORT), Stream(client, url, TOKENS)
@@ -153,6 +156,7 @@ async def test_streams_end_or_are_cut_and_all_events_are_shipped(
     (cut,) = (row for row in rows if row.finish_reason == "disconnected")
     assert SHORT < len(cut.token_ids) < TOKENS and len(cut.logprobs) == len(cut.token_ids) and cut.text
     assert not list((tmp_path / "spool").rglob("*.jsonl")), "nothing is left on the disk"
+    assert not store.exists(note), "nobody looks for it"
 
 
 @pytest.mark.timing(reason="the app ends within a grace period of seconds")

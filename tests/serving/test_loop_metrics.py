@@ -5,19 +5,23 @@ import ssl
 import time
 from pathlib import Path
 
+import jwt
 import pytest
 from prometheus_client import CollectorRegistry
 
-from infra.records import CycleOutcome, CycleProgress, LoopRun
+from infra.records import CycleOutcome, CycleProgress, LoopRun, SpoolNote
 from infra.settings import Settings
 from infra.storage import cycle_progress, cycles, loop_runs
-from serving.metrics.loop import MOST_REASONS, LoopMetrics, LoopState
+from serving.metrics.loop import MOST_REASONS, MOST_SPOOLS, LoopMetrics, LoopState
+from serving.recording.left_spools import LeftSpools
+from serving.recording.spool import Spool
 from serving.status import certificates
 from tests.serving.access.test_shared_rates import write_certificate
 from tests.serving.fakes import House
 from tests.serving.status.shown import PLANNED, run_watched_test
 from tests.serving.test_metrics import Series, scrape, value
 from tests.tasks.made import NOW, manifest
+from tests.tasks.made import MemoryStore as Bucket
 
 CYCLE = "cycle-000003"
 
@@ -110,6 +114,43 @@ def test_a_wait_for_gpus_is_measured_until_the_stage_goes_on() -> None:
         assert value(series_of(LoopState(runs, progress=ended)), "gpus_awaited_seconds") == 0
     killed = {"cycle": LoopRun(flow="cycle", began=NOW - 1000, ended=NOW, state="Failed")}
     assert value(series_of(LoopState(killed, progress=waits)), "gpus_awaited_seconds") == 0
+
+
+def test_spools_of_replicas_that_are_gone_have_series_of_a_bounded_number() -> None:
+    notes = {f"app-{number}-0a1b2c3d": SpoolNote(seen=NOW - number, bytes=number, set_aside=0) for number in range(30)}
+    series = series_of(LoopState({}, left=notes))
+    named = {dict(labels)["spool"] for name, labels in series if name == "tabloop_left_spool_bytes"}
+    assert len(named) == MOST_SPOOLS + 1 and {"app-29-0a1b2c3d", "other"} < named
+    assert value(series, "left_spool_bytes", spool="app-29-0a1b2c3d") == 29
+    assert value(series, "left_spool_bytes", spool="other") == sum(range(10))
+    assert value(series, "left_spool_seen_timestamp_seconds", spool="other") == NOW - 9, "the oldest"
+
+
+async def test_a_scrape_names_the_spool_of_a_replica_that_is_gone(house: House, tmp_path: Path) -> None:
+    store = Bucket()
+    spools = {host: LeftSpools(Spool(tmp_path / host), store, host) for host in ("app-0", "app-1")}
+    house.data.spools = spools["app-0"]
+    for each in spools.values():
+        await each.step()
+    assert value(await scrape(house), "left_spool_bytes", spool=spools["app-1"].name) is None
+    store.now += 400
+    await spools["app-0"].step()
+    series = await scrape(house)
+    assert value(series, "left_spool_bytes", spool=spools["app-1"].name) == 0
+    assert value(series, "loop_unread", part="spools") == 0
+    spools["app-0"].error = "Refused: no rights"
+    assert value(await scrape(house), "loop_unread", part="spools") == 1
+
+
+def test_the_expiry_of_a_token_is_read_where_the_token_says_it() -> None:
+    expiring, other = (jwt.encode(claims, "of the tests" * 3) for claims in ({"exp": NOW - 5}, {"sub": "app"}))
+    slots = [{"kind": "external", "url": "http://gpu-7:8000/v1", "model": "m", "token": token} for token in (expiring, "a.b.c")]
+    for given in (other, "opaque"):
+        settings = Settings.model_validate({"registry": {"token": given}, "serving": {"engines": slots}})
+        assert certificates.tokens(settings) == {"slot-0": NOW - 5}, "also one that has expired"
+    series = series_of(LoopState({}, tokens=certificates.tokens(settings)))
+    assert value(series, "token_expires_timestamp_seconds", server="slot-0") == NOW - 5
+    assert certificates.tokens(Settings()) == {}
 
 
 async def test_the_certificate_of_a_server_is_read_also_when_nobody_trusts_it(tmp_path: Path) -> None:

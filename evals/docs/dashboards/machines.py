@@ -64,9 +64,22 @@ PROCESSES = (
     number("Replicas that answer", "Of those that Prometheus scrapes.", 'sum(up{job="tabloop"})'),
     number("Engines that answer", "Of those that Prometheus scrapes.", 'sum(up{job="tabloop-engines"})'),
     number(
+        "Left on disks",
+        "Bytes of events in spools of replicas that are gone.",
+        "sum(max by (spool) (tabloop_left_spool_bytes)) or vector(0)",
+        "bytes",
+    ),
+    number("Last backup", "Time since it began.", "time() - max(tabloop_backup_timestamp_seconds)", "s"),
+    number(
         "Certificate that expires first",
         "Time left, of the servers that the app asks over TLS; - without one.",
         "(min(tabloop_certificate_expires_timestamp_seconds) - time()) or vector(-1)",
+        "s",
+    ),
+    number(
+        "Token that expires first",
+        "Time left, of those that the app sends to other servers; - without one.",
+        "(min(tabloop_token_expires_timestamp_seconds) - time()) or vector(-1)",
         "s",
     ),
 )

@@ -158,7 +158,7 @@ httpGet:
 
 {{/* Annotations of a hook before an installation and an upgrade, by its weight. */}}
 {{- define "tabloop.hook" -}}
-helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook: pre-install,pre-upgrade,pre-rollback
 helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation
 {{- end }}

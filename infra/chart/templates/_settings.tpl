@@ -96,6 +96,7 @@ evaluate:
 
 {{- define "tabloop.settings" -}}
 {{- $settings := include "tabloop.merged" . | fromJson -}}
+release = {{ toJson .Chart.AppVersion }}
 extends = {{ toJson .Values.extends }}
 {{- include "tabloop.tomlTable" (dict "table" $settings "path" (list)) }}
 {{ end }}

@@ -22,7 +22,7 @@ from evals.docs.dashboards.loop import EXPERIMENT, LEARNING
 from evals.docs.dashboards.machines import FLEET
 from evals.docs.dashboards.serving import SERVING
 from infra.records import CycleOutcome, CycleProgress, LoopRun, MeasuredGroup, Measures
-from infra.storage import cycle_progress, cycles, loop_runs
+from infra.storage import backups, cycle_progress, cycles, loop_runs
 from serving.engine import scraped
 from serving.engine.protocol import Health
 from tests.serving.fakes import ADMIN, ENGINE_TOKEN, House
@@ -154,6 +154,7 @@ def leave_a_cycle(house: House, now: float) -> None:
     ended = CycleOutcome(cycle=name, result="refused", reason="it got worse", ended=now - 300)
     house.store.put_json(cycles.key(name, cycles.OUTCOME), ended)
     house.store.put_json(cycle_progress.KEY, CycleProgress(run="r", stage="show", started=now, seen=now, seconds={"train": 60.0}))
+    house.store.put(backups.KEY, str(now - 3600).encode())
     for flow in ("cycle", "experiment", "compaction"):
         loop_runs.write(house.store, LoopRun(flow=flow, began=now - 40, prefect_seconds=0.1).end(now - 30, "Compacted", ""))
 

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from infra.settings import ROOT, Settings, SettingsError, load
+from infra.settings import ROOT, Settings, SettingsError, load, release
 from infra.settings.section import Section
 from infra.settings.serving import own_engines
 from tests.infra.chart import helm
@@ -200,7 +200,7 @@ def test_nothing_reaches_a_pod_but_by_a_named_way() -> None:
 def test_the_hooks_come_before_any_pod_changes() -> None:
     hooks = [each for each in of_size("team") if "helm.sh/hook" in each["metadata"].get("annotations", {})]
     order = {name_of(each): int(each["metadata"]["annotations"]["helm.sh/hook-weight"]) for each in hooks}
-    assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"pre-install,pre-upgrade"}
+    assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"pre-install,pre-upgrade,pre-rollback"}
     assert order["ConfigMap tabloop-bootstrap"] < order["Job tabloop-settings"] < order["Job tabloop-bootstrap"]
     check, bootstrap = (one(hooks, f"Job tabloop-{name}")["spec"] for name in ("settings", "bootstrap"))
     assert check["backoffLimit"] == 0 and check["template"]["spec"]["containers"][0]["command"] == ["tabloop", "settings", "show"]
@@ -248,6 +248,13 @@ def test_numbers_texts_lists_and_tables_keep_their_values(tmp_path: Path) -> Non
     assert arguments.items() <= got.items() and isinstance(got["max_model_len"], int)
     assert settings.train.learning_rate == 1e-5 and settings.evaluate.sets[0].name == "shop"
     assert settings.serving.sampling.temperature == 0.2, "what production.toml says"
+
+
+def test_the_settings_name_the_release_and_the_worker_asks_for_deployments_of_it() -> None:
+    found = of_size("team")
+    texts = [text for each in found for name, text in each.get("data", {}).items() if name == "settings.toml"]
+    assert len(texts) == 2 and all(tomllib.loads(text)["release"] == release.installed() for text in texts)
+    assert "--same-release" in one(found, "Deployment tabloop-worker")["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 def test_an_external_server_takes_the_place_of_a_slot(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.infra.chart.test_chart import KUBERNETES, settings_of
 PAGE = (ROOT / "infra/docs/operate/kubernetes.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(PAGE)
-FOREIGN = ("gateway.networking.k8s.io", "gateway.envoyproxy.io", "external-secrets.io")
+FOREIGN = ("gateway.networking.k8s.io", "gateway.envoyproxy.io", "external-secrets.io", "serving.kserve.io")
 """Groups of objects that Kubernetes' schemas do not know."""
 
 
@@ -40,15 +40,21 @@ def commands() -> list[tuple[str, str]]:
 
 
 def test_the_page_has_the_commands() -> None:
-    assert [shlex.split(command)[1] for command, _ in commands()] == ["lint", "template", "template", "install", "upgrade"]
+    assert [shlex.split(command)[1] for command, _ in commands()] == [
+        "lint",
+        "template",
+        "template",
+        *("install", "upgrade", "upgrade"),
+    ]
 
 
 @pytest.mark.parametrize(("command", "printed"), commands(), ids=lambda text: text[:40])
 def test_a_command_of_helm_prints_what_the_page_says(command: str, printed: str, tmp_path: Path) -> None:
     """Those that need a cluster are rendered with the same arguments."""
-    file = tmp_path / "tabloop.yaml"
-    file.write_text(yaml.safe_dump(values("tabloop.yaml")))
-    _, verb, *arguments = shlex.split(command.replace(" tabloop.yaml", f" {file}"))
+    for name in ("tabloop.yaml", "slot.yaml"):
+        (tmp_path / name).write_text(yaml.safe_dump(values(name)))
+        command = command.replace(f" {name}", f" {tmp_path / name}")
+    _, verb, *arguments = shlex.split(command)
     if verb in ("install", "upgrade"):
         verb, arguments = "template", [argument for argument in arguments if argument not in ("--timeout", "1h")]
     ended = helm.run(verb, *arguments)
@@ -82,9 +88,10 @@ def test_the_ways_to_prefect_and_mlflow_are_open_in_the_values() -> None:
 def test_the_objects_of_the_page_are_valid() -> None:
     objects = [one for language, text in BLOCKS if language == "yaml" for one in yaml.safe_load_all(text) if "apiVersion" in one]
     own = [one for one in objects if not one["apiVersion"].startswith(FOREIGN)]
-    assert [one["kind"] for one in own] == ["Ingress"] and len(objects) == 4
+    assert [one["kind"] for one in own] == ["Ingress", "NetworkPolicy"] and len(objects) == 8
     for version in KUBERNETES:
-        kubernetes_validate.validate(own[0], version, strict=True)
+        for one in own:
+            kubernetes_validate.validate(one, version, strict=True)
     services = {one["metadata"]["name"]: one for one in helm.of_size("team") if one["kind"] == "Service"}
     paths = own[0]["spec"]["rules"][0]["http"]["paths"]
     ports = {port["name"] for port in services["tabloop"]["spec"]["ports"]}
