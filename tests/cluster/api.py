@@ -146,8 +146,11 @@ class Api:
                 mark = {"resourceVersion": self.cluster.version(), "annotations": INITIAL_END}
                 events.append(("BOOKMARK", {"apiVersion": kind.group, "kind": kind.name, "metadata": mark}))
             known, begun = now, True
-            for event, one in events:
-                await response.write(json.dumps({"type": event, "object": one}).encode() + b"\n")
+            try:
+                for event, one in events:
+                    await response.write(json.dumps({"type": event, "object": one}).encode() + b"\n")
+            except ConnectionError:
+                break
             await asyncio.sleep(STEP_SECONDS)
         return response
 
@@ -200,6 +203,10 @@ class Api:
         name, response = request.match_info["name"], web.StreamResponse()
         if name not in self.cluster.objects["pods"]:
             raise Refused(404, f'pods "{name}" not found')
+        if not self.cluster.log_file(name).exists():
+            state = (self.cluster.objects["pods"][name]["status"].get("containerStatuses") or [{"state": {}}])[0]["state"]
+            reason = state.get("waiting", {}).get("reason", "PodInitializing")
+            raise Refused(400, f'container in pod "{name}" is waiting to start: {reason}')
         await response.prepare(request)
         with self.cluster.log_file(name).open("rb") as file:
             while True:

@@ -39,6 +39,7 @@ def make_pod(cluster: "Cluster", owner: Object, name: str, **more: dict[str, str
     controller = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
     controller |= {"uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
     metadata: Object = {"name": name, "namespace": NAMESPACE, "uid": uuid.uuid4().hex, "ownerReferences": [controller]}
+    metadata["creationTimestamp"] = owner["metadata"]["creationTimestamp"]
     for field in ("labels", "annotations"):
         metadata[field] = template["metadata"].get(field, {}) | more.get(field, {})
     spec = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "hostname": name} | template["spec"]

@@ -1,11 +1,13 @@
 """The cluster's names, for Python's processes: the stand-in writes those that are known beside this file's copy (sitecustomize)."""
 
 import json
+import os
 import pathlib
 import socket
 from typing import Any
 
 REAL, HOSTS = socket.getaddrinfo, pathlib.Path(__file__).with_name("hosts.json")
+os.environ.update(json.loads(HOSTS.with_name("variables.json").read_text()))
 OWN = (".cluster.local", ".tabloop-train-")
 """Parts of names that only the cluster knows."""
 

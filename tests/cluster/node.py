@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +61,9 @@ class Cluster(kubernetes.Cluster):
     outside: tuple[str, ...] = ()
     """Names of Services that the test itself runs."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables that each pod has from the test."""
+    """Variables that each Python in a pod has from the test, whatever its environment."""
+    python: Path = Path()
+    """The pods' Python."""
     runs: dict[str, Run] = field(default_factory=dict)
     api: str = ""
     stamps: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
@@ -151,9 +154,7 @@ class Place:
 
     def variables(self, container: Object) -> dict[str, str]:
         """Return a container's environment. Raises Missing."""
-        names = str(self.cluster.folder / "dns")
-        path = f"{self.cluster.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        given = {"PATH": path, "PYTHONPATH": f"{ROOT}:{names}", "PYTHONUNBUFFERED": "1", **self.cluster.variables}
+        given = {"PATH": f"{self.cluster.python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         if self.pod["spec"].get("automountServiceAccountToken", True):
             given["KUBECONFIG"] = str(self.kubeconfig(self.pod["spec"]["serviceAccountName"]))
         annotations = self.pod["metadata"]["annotations"]
@@ -183,18 +184,30 @@ def kubeconfig(api: str, file: Path, account: str = "") -> Path:
     return file
 
 
+def made_python(folder: Path, variables: Mapping[str, str]) -> Path:
+    """Make the pods' Python: this one and its packages, with the cluster's names whatever a pod's environment is."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    inner = sites(folder)
+    own = [path for path in sys.path if path.endswith("site-packages")]
+    (inner / "packages.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in own))
+    (inner / "sitecustomize.py").write_text(Path(__file__).with_name("dns.py").read_text())
+    (inner / "variables.json").write_text(json.dumps(dict(variables)))
+    script = folder / "bin" / "tabloop"
+    script.write_text(f'#!/bin/sh\nexec "{folder}/bin/python" -m infra.cli "$@"\n')
+    script.chmod(0o755)
+    return folder / "bin" / "python"
+
+
+def sites(folder: Path) -> Path:
+    return folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
 class Node:
     """Scheduler, node and names of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        (cluster.folder / "dns").mkdir(parents=True)
-        (cluster.folder / "dns" / "sitecustomize.py").write_text(Path(__file__).with_name("dns.py").read_text())
-        (cluster.folder / "bin").mkdir()
-        for name, words in {"python": "", "tabloop": " -m infra.cli"}.items():
-            script = cluster.folder / "bin" / name
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
-            script.chmod(0o755)
+        cluster.python = made_python(cluster.folder / "python", cluster.variables)
         self.publish()
 
     async def run(self) -> None:
@@ -211,7 +224,7 @@ class Node:
     def publish(self) -> None:
         """Write the names that are known now."""
         known = set(self.cluster.outside) | set(self.names())
-        file = self.cluster.folder / "dns" / "hosts.partial"
+        file = sites(self.cluster.python.parents[1]) / "hosts.partial"
         file.write_text(json.dumps(sorted(known)))
         file.rename(file.with_name("hosts.json"))
 

@@ -25,7 +25,7 @@ class Shell:
 
     def run(self, command: str, seconds: float = 600) -> helm.Ended:
         """Run a line of a shell."""
-        variables = {"PATH": f"{helm.program().parent}:{self.cluster.folder / 'bin'}:{os.environ['PATH']}"}
+        variables = {"PATH": f"{helm.program().parent}:{self.cluster.python.parent}:{os.environ['PATH']}"}
         variables |= {"HOME": str(self.folder), "KUBECONFIG": str(self.cluster.kubeconfig)}
         variables["PYTHONPATH"] = str(helm.ROOT)
         ended = subprocess.run(
