@@ -10,6 +10,8 @@ import base64
 import json
 import re
 import shutil
+import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 import pytest
-import tomllib
 import yaml
 
 from evals import developers
@@ -36,7 +38,6 @@ from tests.cluster.running import Shell, running
 from tests.infra.chart import helm
 from tests.infra.chart.test_page import BLOCKS, values
 from tests.stack import free_ports
-from tests.test_loop import LABELS, wait_for
 
 pytestmark = [
     pytest.mark.stack,
@@ -64,14 +65,15 @@ BUCKET, MODELS, PREFIX, REGION = "acme-tabloop", "acme-models", "qwen2.5-coder-1
 
 
 def commands() -> list[tuple[str, str]]:
-    """Return the commands of the page's shell blocks in order, each with what the page says it prints."""
+    """Return the commands of the page's shell blocks in order, each with what the page says the last one of a block prints."""
     found: list[tuple[str, str]] = []
     for index, (language, text) in enumerate(BLOCKS):
         if language != "sh":
             continue
         printed = BLOCKS[index + 1][1] if index + 1 < len(BLOCKS) and BLOCKS[index + 1][0] == "text" else ""
         joined = re.sub(r"\n(?=    |done)", "; ", re.sub(r"\\\n\s*", "", text)).strip()
-        found += [(line, printed) for line in joined.splitlines()]
+        lines = joined.splitlines()
+        found += [(line, printed if line == lines[-1] else "") for line in lines]
     return found
 
 
@@ -104,7 +106,7 @@ class Page:
         for placeholder, value in self.given.items():
             line = line.replace(placeholder, value)
         ended = self.shell.run(line)
-        print(f"$ {line}\n{ended.out}{ended.error}")
+        print(f"$ {line}\n{ended.out[-2000:]}{ended.error}")
         assert ended.code == code, f"{line}\n{ended.out}{ended.error}"
         assert not printed or code or (ended.out + ended.error).strip() in printed, "as the page says"
         return ended.out
@@ -144,7 +146,9 @@ class World:
             "MLFLOW_AUTH_ADMIN_USERNAME": self.secret("mlflow-accounts", "username"),
             "MLFLOW_AUTH_ADMIN_PASSWORD": self.secret("mlflow-accounts", "password"),
             "MLFLOW_FLASK_SERVER_SECRET_KEY": self.secret("mlflow-accounts", "flask"),
-            "MLFLOW_SERVER_ALLOWED_HOSTS": options["allowed_hosts"].replace(":5000", f":{port_of(settings.registry.uri)},127.0.0.1:*"),
+            "MLFLOW_SERVER_ALLOWED_HOSTS": options["allowed_hosts"].replace(
+                ":5000", f":{port_of(settings.registry.uri)},127.0.0.1:*"
+            ),
             "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": options["cors_allowed_origins"],
         }
         for server, more in ((prefect, own), (mlflow, of_mlflow)):
@@ -257,3 +261,95 @@ def test_the_page_leads_to_a_promoted_version_and_back(world: World) -> None:
     assert page.next(code=1) == page.next(code=1) == ""
     page.until("helm install tabloop")
     page.until("kubectl --namespace tabloop exec")
+    token = open_a_token(world)
+    version = asyncio.run(learn(world, token))
+    of_training(world)
+    page.until("kubectl --namespace tabloop exec deployment/tabloop-worker -- tabloop promote")
+    page.given["promote 3"] = f"promote {version}"
+    page.next()
+    until(lambda: served(world, token) == version, "everyone gets the promoted version")
+    page.next()
+    until(lambda: served(world, token) == "1", "everyone gets the version before again")
+    engines = [world.shell.cluster.objects["pods"][f"tabloop-engine-{slot}-0"]["metadata"]["uid"] for slot in (0, 1)]
+    page.until("helm upgrade")
+    assert world.shell.cluster.objects["pods"]["tabloop-engine-0-0"]["metadata"]["uid"] not in engines
+    page.next()
+    assert not page.rest
+    until(lambda: served(world, token) == "1", "it serves after the upgrade")
+
+
+def open_a_token(world: World) -> str:
+    """Add a token by the page's command while the app runs, and return it once the same pod takes it."""
+    pods = set(world.shell.cluster.objects["pods"])
+    roles = " ".join(f"--role {role}" for role in ("complete", "feedback", "users", "versions"))
+    token = world.shell.run(f"tabloop token simulated --table tokens.toml {roles}").out.split("\t")[1].strip()
+    (line,) = (line for line, _ in commands() if "--dry-run=client" in line)
+    assert served(world, token) == ""
+    assert world.shell.run(line.replace("FILE", "tokens.toml")).code == 0
+    until(lambda: served(world, token) == "1", "the token opens")
+    assert set(world.shell.cluster.objects["pods"]) == pods
+    return token
+
+
+async def learn(world: World, token: str) -> str:
+    """Let developers type until a cycle has trained a candidate and both arms of its test have requests; return its version."""
+    settings, stop = world.settings, asyncio.Event()
+    store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
+    address = developers.Address(
+        api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
+        feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
+        token=token,
+    )
+    run = developers.RunSettings(address=address, users=20, seconds=3000, concurrency=4, speed=200, rate=3)
+    typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop))
+
+    def registered() -> bool:
+        outcomes = history.read_state(store, registry).outcomes.values()
+        return any(outcome["result"] == "registered" for outcome in outcomes)
+
+    def both_arms() -> bool:
+        found = {
+            row.arm for key in store.keys("events/completions/") for row in store.get_rows(key, Completion) if row.experiment
+        }
+        return found == {"champion", "challenger"}
+
+    await asyncio.to_thread(until, registered, "a cycle registers a candidate", 1200)
+    await asyncio.to_thread(until, both_arms, "both arms have requests", 600)
+    stop.set()
+    tally = await typing
+    assert tally.total.judged > 0 == tally.total.lost_events == tally.total.errors
+    challenger = registry.aliases().challenger
+    assert challenger and registry.version(challenger).tags["parent"] == "1"
+    return challenger
+
+
+def of_training(world: World) -> None:
+    """Check that GPUs were asked for by the training's Job of two pods, and by engines, alone."""
+    (job,) = [sent for sent in world.shell.cluster.sent if sent["kind"] == "Job" and "-train-" in sent["metadata"]["name"]]
+    wanted = {name: job["spec"][name] for name in ("completions", "parallelism", "completionMode")}
+    assert wanted == {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
+    asks = [
+        sent["kind"] + sent["metadata"]["name"]
+        for sent in world.shell.cluster.sent
+        if '"nvidia.com/gpu"' in json.dumps(sent.get("spec"))
+    ]
+    assert len(asks) == 4 and all("engine" in name or "evaluation" in name or "train" in name for name in asks), asks
+
+
+def served(world: World, token: str) -> str:
+    """Return the version of a completion; empty if the app does not answer with one."""
+    settings = world.settings
+    body = {"model": "any", "prompt": "import os\n\ndef main(", "max_tokens": 4}
+    headers = {"Authorization": f"Bearer {token}", "X-User-ID": "someone"}
+    try:
+        answer = httpx.post(f"http://127.0.0.1:{settings.serving.port}/v1/completions", json=body, headers=headers, timeout=60)
+    except httpx.TransportError:
+        return ""
+    return answer.headers.get("x-tabloop-version", "")
+
+
+def until(condition: Callable[[], bool], expected: str, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expected}"
+        time.sleep(1)

@@ -83,7 +83,9 @@ class Api:
         rules = [rule for name in bound for rule in self.cluster.objects["roles"][name]["rules"]]
         if not any(group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"] for rule in rules):
             user = f"system:serviceaccount:{NAMESPACE}:{account}"
-            raise Refused(403, f'{resource} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}"')
+            raise Refused(
+                403, f'{resource} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}"'
+            )
 
     async def found(self, body: Object) -> web.Response:
         return web.json_response(body)

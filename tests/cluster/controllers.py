@@ -71,7 +71,9 @@ def job(cluster: "Cluster", owner: Object) -> None:
         for index in map(str, range(spec["completions"])):
             if index not in taken:
                 labels = {**label, "batch.kubernetes.io/job-name": name, "job-name": name}
-                pod = make_pod(cluster, owner, f"{name}-{index}-{uuid.uuid4().hex[:5]}", labels=labels, annotations={INDEX: index})
+                pod = make_pod(
+                    cluster, owner, f"{name}-{index}-{uuid.uuid4().hex[:5]}", labels=labels, annotations={INDEX: index}
+                )
                 pod["spec"]["hostname"] = f"{name}-{index}"
                 status["made"] = status.get("made", 0) + 1
     status |= {"failed": failed, "succeeded": sum(pod["status"]["phase"] == "Succeeded" for pod in own)}
@@ -127,4 +129,7 @@ def deployment(cluster: "Cluster", owner: Object) -> None:
         if pod["metadata"]["labels"]["pod-template-hash"] != revision and "deletionTimestamp" not in pod["metadata"]:
             cluster.delete("pods", pod["metadata"]["name"])
     counts = {"replicas": len(own), "readyReplicas": sum(map(ready, own)), "updatedReplicas": len(own)}
-    owner["status"] = counts | {"observedGeneration": owner["metadata"]["generation"], "availableReplicas": counts["readyReplicas"]}
+    owner["status"] = counts | {
+        "observedGeneration": owner["metadata"]["generation"],
+        "availableReplicas": counts["readyReplicas"],
+    }

@@ -13,15 +13,19 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
+
+import psutil
 
 from infra.settings import ROOT
 from tests import kubernetes
@@ -34,6 +38,8 @@ from tests.kubernetes_node import OF_CONTAINER, gpus_of, running
 BACKOFF_SECONDS = 2.0
 """Seconds until a container that ended is started again; Kubernetes' own begin with ten."""
 PROBE_SECONDS = 0.5
+UID = "POD_UID"
+"""Variable of a pod's processes."""
 
 
 @dataclass
@@ -80,6 +86,14 @@ class Cluster(kubernetes.Cluster):
         copied["metadata"]["resourceVersion"] = str(self.stamps[key][1])
         return copied
 
+    def end(self, kind: str, name: str) -> None:
+        """Delete an object and those that it owns; of a pod, every process that its containers started."""
+        pod = self.objects[kind].get(name) if kind == "pods" else None
+        super().end(kind, name)
+        if pod:
+            self.runs.pop(name, None)
+            kill_processes(pod["metadata"]["uid"])
+
     def delete(self, plural: str, name: str) -> None:
         """Delete an object; a pod that runs gets its grace period."""
         run = self.runs.get(name) if plural == "pods" else None
@@ -97,6 +111,14 @@ class Cluster(kubernetes.Cluster):
         argv = [place.of(word) for word in command]
         variables = place.variables(pod["spec"]["containers"][0])
         return subprocess.Popen(argv, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def kill_processes(uid: str) -> None:
+    """Kill what a pod's containers started, in whatever session it runs."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(UID) == uid:
+                process.kill()
 
 
 class Missing(Exception):
@@ -154,7 +176,12 @@ class Place:
 
     def variables(self, container: Object) -> dict[str, str]:
         """Return a container's environment. Raises Missing."""
-        given = {"PATH": f"{self.cluster.python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        given = {
+            UID: self.pod["metadata"]["uid"],
+            "PATH": f"{self.cluster.python.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        }
         if self.pod["spec"].get("automountServiceAccountToken", True):
             given["KUBECONFIG"] = str(self.kubeconfig(self.pod["spec"]["serviceAccountName"]))
         annotations = self.pod["metadata"]["annotations"]
@@ -188,8 +215,8 @@ def made_python(folder: Path, variables: Mapping[str, str]) -> Path:
     """Make the pods' Python: this one and its packages, with the cluster's names whatever a pod's environment is."""
     venv.create(folder, with_pip=False, symlinks=True)
     inner = sites(folder)
-    own = [path for path in sys.path if path.endswith("site-packages")]
-    (inner / "packages.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in own))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        (inner / entry.name).symlink_to(entry)
     (inner / "sitecustomize.py").write_text(Path(__file__).with_name("dns.py").read_text())
     (inner / "variables.json").write_text(json.dumps(dict(variables)))
     script = folder / "bin" / "tabloop"
@@ -248,7 +275,6 @@ class Node:
             if time.monotonic() > run.ends_at and run.process.poll() is None:
                 os.killpg(run.process.pid, signal.SIGKILL)
             if run.process.poll() is not None:
-                self.cluster.runs.pop(name)
                 self.cluster.end("pods", name)
             return
         if not running(pod) or not self.scheduled(pod):
@@ -294,6 +320,7 @@ class Node:
 
     def ended(self, pod: Object, run: Run, code: int, last: bool) -> None:
         """Go on with the next container, start one again, or end the pod."""
+        kill_processes(pod["metadata"]["uid"])
         if code == 0 and not last:
             run.stage, run.process = run.stage + 1, None
             return
@@ -302,7 +329,9 @@ class Node:
             run.not_before = time.monotonic() + BACKOFF_SECONDS
             self.report(pod, run, {"waiting": {"reason": "CrashLoopBackOff", "message": f"exit code {code}"}})
             return
-        message = Path(Place(self.cluster, pod).of(pod["spec"]["containers"][0].get("terminationMessagePath", "/dev/termination-log")))
+        message = Path(
+            Place(self.cluster, pod).of(pod["spec"]["containers"][0].get("terminationMessagePath", "/dev/termination-log"))
+        )
         end = {"exitCode": code if code >= 0 else 128 - code, "reason": "Error" if code else "Completed", "finishedAt": now()}
         end["message"] = message.read_text() if message.exists() else ""
         run.ready = False
