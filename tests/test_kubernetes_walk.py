@@ -1,8 +1,8 @@
 """The page *Kubernetes*, walked: its commands in its order, from an empty cluster to a promoted version and a rollback.
 
-helm and kubectl run against the stand-in cluster of tests/cluster, whose pods are processes of this machine with the settings that
-the chart renders. PostgreSQL, Prefect's server, MLflow, an S3 server that honours conditional puts, engines of vLLM and training are
-real. Values beside the page's: the sizes of the local stack, one replica of the app, ports of this machine.
+helm and kubectl run against the stand-in cluster of tests/cluster, whose pods are processes of this machine with the settings
+that the chart renders. PostgreSQL, Prefect's server, MLflow, the S3 server, engines of vLLM and training are real. Values beside
+the page's: the sizes of the local stack, one replica of the app, ports of this machine.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class World:
 
     def start_servers(self) -> None:
         """Start Prefect's server and MLflow by their commands, with the Secrets and the values of the page."""
-        settings, (for_prefect, for_mlflow, accounts) = self.settings, map(self.database.url, servers.DATABASES)
+        settings, for_prefect, accounts = self.settings, self.database.url("prefect"), self.database.url("mlflow_accounts")
         prefect = servers.prefect(settings, {}, for_prefect, self.folder / "prefect.log")
         own = {each["name"]: each["value"] for each in values("prefect.yaml")["server"]["env"]}
         own["PREFECT_SERVER_API_AUTH_STRING"] = self.secret("prefect-auth", "auth-string")
@@ -259,7 +259,8 @@ def test_the_page_leads_to_a_promoted_version_and_back(world: World) -> None:
     world.start_servers()
     page.until("helm template")
     assert page.next(code=1) == page.next(code=1) == ""
-    page.until("helm install tabloop")
+    page.until("helm upgrade --install")
+    refuse(world, page.rest[0][0])
     page.until("kubectl --namespace tabloop exec")
     token = open_a_token(world)
     version = asyncio.run(learn(world, token))
@@ -278,12 +279,27 @@ def test_the_page_leads_to_a_promoted_version_and_back(world: World) -> None:
     until(lambda: served(world, token) == "1", "it serves after the upgrade")
 
 
+def refuse(world: World, install: str) -> None:
+    """Install with a setting that is refused, and with a base model that is not there: each ends before any pod starts."""
+    wrong = {
+        "settings.collect.min_samples=-1": ("tabloop-settings", "collect.min_samples = -1"),
+        "base.source=s3://acme-models/elsewhere": ("tabloop-bootstrap", "s3://acme-models/elsewhere"),
+    }
+    for value, (job, words) in wrong.items():
+        ended = world.shell.run(f"{install} --set {value}")
+        assert ended.code == 1 and f"Job/tabloop/{job} not ready. status: Failed" in ended.error, ended.error
+        said = world.shell.run(f"kubectl --namespace tabloop logs job/{job}").out
+        print(f"$ ... --set {value}\n{ended.error}\n{said}")
+        assert words in said
+        assert not world.shell.cluster.objects["statefulsets"] and not world.shell.cluster.objects["deployments"]
+
+
 def open_a_token(world: World) -> str:
     """Add a token by the page's command while the app runs, and return it once the same pod takes it."""
     pods = set(world.shell.cluster.objects["pods"])
     roles = " ".join(f"--role {role}" for role in ("complete", "feedback", "users", "versions"))
     token = world.shell.run(f"tabloop token simulated --table tokens.toml {roles}").out.split("\t")[1].strip()
-    (line,) = (line for line, _ in commands() if "--dry-run=client" in line)
+    (line,) = (line for line, _ in commands() if "tabloop-tokens" in line)
     assert served(world, token) == ""
     assert world.shell.run(line.replace("FILE", "tokens.toml")).code == 0
     until(lambda: served(world, token) == "1", "the token opens")

@@ -1,4 +1,4 @@
-"""The stand-in's API server: any kind of resources.py is made, read, changed, watched and deleted, and a pod's log and programs read.
+"""The stand-in's API server: it makes, reads, changes, watches and deletes objects, reads logs, and runs programs in pods.
 
 It refuses what the strict schema and Pod Security refuse, and to a pod's account what no Role allows. A patch is merged as JSON;
 what is applied replaces what was there.
@@ -18,7 +18,7 @@ from kubernetes_validate import ValidationError
 
 from tests.cluster import protobuf, resources
 from tests.cluster.resources import KINDS, Kind, Object
-from tests.kubernetes import NAMESPACE, STEP_SECONDS, failure
+from tests.kubernetes import NAMESPACE, failure
 from tests.pod_security import unrestricted, validate
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ OUT, ERROR, STATUS = b"\x01", b"\x02", b"\x03"
 """Channels of a stream to a program in a pod, as v5.channel.k8s.io has them."""
 INITIAL_END = {"k8s.io/initial-events-end": "true"}
 APPLY = "application/apply-patch+yaml"
+STEP_SECONDS = 0.2
+"""Seconds between two looks of a watch."""
 
 
 class Refused(Exception):

@@ -1,4 +1,4 @@
-"""The cluster's names, for Python's processes: the stand-in writes those that are known beside this file's copy (sitecustomize)."""
+"""The cluster's names, for the pods' Python: a copy is its sitecustomize, and the node writes the known names beside it."""
 
 import json
 import os

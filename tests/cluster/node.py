@@ -32,12 +32,13 @@ from tests import kubernetes
 from tests.cluster import controllers
 from tests.cluster.api import now
 from tests.cluster.resources import KINDS, Kind, Object
-from tests.kubernetes import GPU, INDEX, STEP_SECONDS
+from tests.kubernetes import GPU, INDEX
 from tests.kubernetes_node import OF_CONTAINER, gpus_of, running
 
 BACKOFF_SECONDS = 2.0
 """Seconds until a container that ended is started again; Kubernetes' own begin with ten."""
-PROBE_SECONDS = 0.5
+STEP_SECONDS, PROBE_SECONDS, MOUNT_SECONDS = 0.2, 0.5, 2.0
+"""Seconds between two looks of the controllers, and the shortest ones between two probes and two looks at what is mounted."""
 UID = "POD_UID"
 """Variable of a pod's processes."""
 
@@ -55,6 +56,7 @@ class Run:
     ready: bool = False
     failures: dict[str, int] = field(default_factory=dict)
     due: dict[str, float] = field(default_factory=dict)
+    mounts_at: float = 0.0
     ends_at: float = 0.0
     """When a pod that was deleted is killed; 0: it was not."""
 
@@ -233,7 +235,7 @@ class Node:
     """Scheduler, node and names of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+        self.cluster, self.known = cluster, {""}
         cluster.python = made_python(cluster.folder / "python", cluster.variables)
         self.publish()
 
@@ -251,9 +253,11 @@ class Node:
     def publish(self) -> None:
         """Write the names that are known now."""
         known = set(self.cluster.outside) | set(self.names())
-        file = sites(self.cluster.python.parents[1]) / "hosts.partial"
-        file.write_text(json.dumps(sorted(known)))
-        file.rename(file.with_name("hosts.json"))
+        if known != self.known:
+            file = sites(self.cluster.python.parents[1]) / "hosts.partial"
+            file.write_text(json.dumps(sorted(known)))
+            file.rename(file.with_name("hosts.json"))
+            self.known = known
 
     def names(self) -> Iterator[str]:
         for name, service in self.cluster.objects["services"].items():
@@ -282,7 +286,9 @@ class Node:
         place = Place(self.cluster, pod)
         containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
         try:
-            place.mount()
+            if run.process is None or time.monotonic() >= run.mounts_at:
+                run.mounts_at = time.monotonic() + MOUNT_SECONDS
+                place.mount()
             if run.process is None and time.monotonic() >= run.not_before:
                 self.start(place, containers[run.stage], run)
         except Missing as missing:
