@@ -13,7 +13,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from evals.bench.rigs import postgresql, servers
 from evals.bench.rigs.postgresql import PostgreSQL
 from evals.demo import history
 from infra.records import Completion
-from infra.registry.client import Registry
+from infra.registry.client import NoAnswer, Registry
 from infra.settings import DEMO, ROOT, TEAM, Settings, load
 from infra.storage.store import ObjectStore
 from tests import production
@@ -38,6 +38,7 @@ from tests.cluster.running import Shell, running
 from tests.infra.chart import helm
 from tests.infra.chart.test_page import BLOCKS, values
 from tests.stack import free_ports
+from tests.test_loop import LABELS
 
 pytestmark = [
     pytest.mark.stack,
@@ -263,7 +264,7 @@ def test_the_page_leads_to_a_promoted_version_and_back(world: World) -> None:
     refuse(world, page.rest[0][0])
     page.until("kubectl --namespace tabloop exec")
     token = open_a_token(world)
-    version = asyncio.run(learn(world, token))
+    version = learn(world, token)
     of_training(world)
     page.until("kubectl --namespace tabloop exec deployment/tabloop-worker -- tabloop promote")
     page.given["promote 3"] = f"promote {version}"
@@ -280,18 +281,13 @@ def test_the_page_leads_to_a_promoted_version_and_back(world: World) -> None:
 
 
 def refuse(world: World, install: str) -> None:
-    """Install with a setting that is refused, and with a base model that is not there: each ends before any pod starts."""
-    wrong = {
-        "settings.collect.min_samples=-1": ("tabloop-settings", "collect.min_samples = -1"),
-        "base.source=s3://acme-models/elsewhere": ("tabloop-bootstrap", "s3://acme-models/elsewhere"),
-    }
-    for value, (job, words) in wrong.items():
-        ended = world.shell.run(f"{install} --set {value}")
-        assert ended.code == 1 and f"Job/tabloop/{job} not ready. status: Failed" in ended.error, ended.error
-        said = world.shell.run(f"kubectl --namespace tabloop logs job/{job}").out
-        print(f"$ ... --set {value}\n{ended.error}\n{said}")
-        assert words in said
-        assert not world.shell.cluster.objects["statefulsets"] and not world.shell.cluster.objects["deployments"]
+    """Install with a base model that is not there: the hook ends with the store's words, before any pod starts."""
+    ended = world.shell.run(f"{install} --set base.source=s3://{MODELS}/elsewhere")
+    assert ended.code == 1 and "Job/tabloop/tabloop-bootstrap not ready. status: Failed" in ended.error, ended.error
+    said = world.shell.run("kubectl --namespace tabloop logs job/tabloop-bootstrap").out
+    print(said)
+    assert f"s3://{MODELS}/elsewhere" in said
+    assert not world.shell.cluster.objects["statefulsets"] and not world.shell.cluster.objects["deployments"]
 
 
 def open_a_token(world: World) -> str:
@@ -307,36 +303,41 @@ def open_a_token(world: World) -> str:
     return token
 
 
-async def learn(world: World, token: str) -> str:
-    """Let developers type until a cycle has trained a candidate and both arms of its test have requests; return its version."""
-    settings, stop = world.settings, asyncio.Event()
-    store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    address = developers.Address(
-        api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
-        feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
-        token=token,
-    )
-    run = developers.RunSettings(address=address, users=20, seconds=3000, concurrency=4, speed=200, rate=3)
-    typing = asyncio.create_task(developers.run(run, developers.code_from(), stop=stop))
+def learn(world: World, token: str) -> str:
+    """Let developers type, wait for the cycle's candidate, and let them type in its test; return the candidate's version."""
+    store, registry = ObjectStore.connect(world.settings.store), Registry.connect(world.settings.registry)
+    first = asyncio.run(type_until(world, token, lambda tally: tally.total.answered >= 2 * LABELS))
+    assert first.total.judged > 0 == first.total.lost_events == first.total.errors
 
     def registered() -> bool:
         outcomes = history.read_state(store, registry).outcomes.values()
         return any(outcome["result"] == "registered" for outcome in outcomes)
 
-    def both_arms() -> bool:
-        found = {
-            row.arm for key in store.keys("events/completions/") for row in store.get_rows(key, Completion) if row.experiment
-        }
-        return found == {"champion", "challenger"}
+    def both_arms(_: developers.Tally) -> bool:
+        rows = (row for key in store.keys("events/completions/") for row in store.get_rows(key, Completion))
+        return {row.arm for row in rows if row.experiment} == {"champion", "challenger"}
 
-    await asyncio.to_thread(until, registered, "a cycle registers a candidate", 1200)
-    await asyncio.to_thread(until, both_arms, "both arms have requests", 600)
-    stop.set()
-    tally = await typing
-    assert tally.total.judged > 0 == tally.total.lost_events == tally.total.errors
+    until(registered, "a cycle registers a candidate", 1500)
     challenger = registry.aliases().challenger
     assert challenger and registry.version(challenger).tags["parent"] == "1"
+    until(lambda: registry.aliases().experiment is not None, "its test runs")
+    second = asyncio.run(type_until(world, token, both_arms))
+    assert second.total.judged > 0 == second.total.lost_events == second.total.errors
     return challenger
+
+
+async def type_until(world: World, token: str, enough: Callable[[developers.Tally], bool]) -> developers.Tally:
+    """Let developers type until it is enough, and return what became of it."""
+    settings, stop = world.settings, asyncio.Event()
+    address = developers.Address(
+        api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
+        feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
+        token=token,
+    )
+    run = developers.RunSettings(address=address, users=20, seconds=900, concurrency=4, speed=200)
+    return await developers.run(
+        run, developers.code_from(), stop=stop, progress=lambda tally: stop.set() if enough(tally) else None
+    )
 
 
 def of_training(world: World) -> None:
@@ -365,7 +366,11 @@ def served(world: World, token: str) -> str:
 
 
 def until(condition: Callable[[], bool], expected: str, seconds: float = 300) -> None:
+    """Wait until something holds; a server that does not answer in time is asked again."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while True:
+        with suppress(NoAnswer):
+            if condition():
+                return
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expected}"
         time.sleep(1)

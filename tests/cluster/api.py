@@ -46,8 +46,8 @@ class Api:
     def __init__(self, cluster: "Cluster") -> None:
         self.cluster, self.closing = cluster, False
         self.app = web.Application(middlewares=[self.words])
-        self.app.router.add_get("/openapi/v3", lambda _: self.found(resources.openapi()))
-        self.app.router.add_get("/openapi/v3/{group:.+}", lambda r: self.found(resources.openapi(r.match_info["group"])))
+        self.app.router.add_get("/openapi/v3", self.openapi)
+        self.app.router.add_get("/openapi/v3/{group:.+}", self.openapi)
         pod = "/api/v1/namespaces/{namespace}/pods/{name}"
         self.app.router.add_get(f"{pod}/log", self.log)
         self.app.router.add_route("*", f"{pod}/exec", self.execute)
@@ -89,8 +89,8 @@ class Api:
                 403, f'{resource} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}"'
             )
 
-    async def found(self, body: Object) -> web.Response:
-        return web.json_response(body)
+    async def openapi(self, request: web.Request) -> web.Response:
+        return web.json_response(resources.openapi(request.match_info.get("group")))
 
     async def discover(self, request: web.Request) -> web.Response:
         said = resources.discovery(request.path.rstrip("/"))

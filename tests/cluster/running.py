@@ -12,7 +12,8 @@ from pathlib import Path
 from aiohttp import web
 
 from tests.cluster.api import Api
-from tests.cluster.node import Cluster, Node, kubeconfig
+from tests.cluster.node import Cluster, Node
+from tests.cluster.place import kubeconfig
 from tests.infra.chart import helm
 
 
