@@ -156,7 +156,7 @@ class World:
             started = replace(server, environment={**server.environment, **more})
             started.start()
             self.exits.callback(started.kill)
-            started.wait()
+            started.wait(900)
         for name in (production.FLOWS, production.READER):
             production.make_account(settings.registry.uri, name, self.folder / "account.json")
 
@@ -175,8 +175,7 @@ def world(moto: str, tmp_path: Path) -> Iterator[World]:
     variables |= {"TABLOOP_SERVING__PORT": ports["8081"], "TABLOOP_SERVING__FEEDBACK_PORT": ports["8082"]}
     (folder / "operator").mkdir()
     lay_chart(folder / "operator", ports)
-    s3 = boto3.client("s3", endpoint_url=moto, aws_access_key_id="k", aws_secret_access_key="s", region_name=REGION)
-    models = ObjectStore(s3, MODELS)
+    models = ObjectStore(client_of(moto), MODELS)
     models.ensure_bucket()
     models.put_directory(PREFIX, ROOT / "infra/base_model")
     servers_of = ("mlflow.tabloop.svc.cluster.local", "prefect-server.tabloop.svc.cluster.local")
@@ -253,7 +252,7 @@ def of_the_walk(settings: Settings) -> dict[str, Any]:
     return {"app": {"replicas": 1}, "settings": merged(sizes, more)}
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(10800)
 def test_the_page_leads_to_a_promoted_version_and_back(world: World) -> None:
     page = Page(world.shell, write_inputs(world))
     page.until("helm repo add prefect")
@@ -288,6 +287,15 @@ def refuse(world: World, install: str) -> None:
     print(said)
     assert f"s3://{MODELS}/elsewhere" in said
     assert not world.shell.cluster.objects["statefulsets"] and not world.shell.cluster.objects["deployments"]
+    client = client_of(str(world.settings.store.endpoint))
+    store = ObjectStore(client, BUCKET)
+    for key in list(store.keys("")):
+        store.delete(key)
+    client.delete_bucket(Bucket=BUCKET)  # the page shows what is printed where there is none
+
+
+def client_of(s3: str) -> Any:
+    return boto3.client("s3", endpoint_url=s3, aws_access_key_id="k", aws_secret_access_key="s", region_name=REGION)
 
 
 def open_a_token(world: World) -> str:
@@ -317,7 +325,7 @@ def learn(world: World, token: str) -> str:
         rows = (row for key in store.keys("events/completions/") for row in store.get_rows(key, Completion))
         return {row.arm for row in rows if row.experiment} == {"champion", "challenger"}
 
-    until(registered, "a cycle registers a candidate", 1500)
+    until(registered, "a cycle registers a candidate", 3000)
     challenger = registry.aliases().challenger
     assert challenger and registry.version(challenger).tags["parent"] == "1"
     until(lambda: registry.aliases().experiment is not None, "its test runs")
@@ -334,7 +342,7 @@ async def type_until(world: World, token: str, enough: Callable[[developers.Tall
         feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
         token=token,
     )
-    run = developers.RunSettings(address=address, users=20, seconds=900, concurrency=4, speed=200)
+    run = developers.RunSettings(address=address, users=20, seconds=1800, concurrency=4, speed=200)
     return await developers.run(
         run, developers.code_from(), stop=stop, progress=lambda tally: stop.set() if enough(tally) else None
     )
@@ -365,7 +373,7 @@ def served(world: World, token: str) -> str:
     return answer.headers.get("x-tabloop-version", "")
 
 
-def until(condition: Callable[[], bool], expected: str, seconds: float = 300) -> None:
+def until(condition: Callable[[], bool], expected: str, seconds: float = 900) -> None:
     """Wait until something holds; a server that does not answer in time is asked again."""
     deadline = time.monotonic() + seconds
     while True:

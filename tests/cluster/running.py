@@ -24,7 +24,7 @@ class Shell:
     folder: Path
     cluster: Cluster
 
-    def run(self, command: str, seconds: float = 600) -> helm.Ended:
+    def run(self, command: str, seconds: float = 3600) -> helm.Ended:
         """Run a line of a shell."""
         variables = {"PATH": f"{helm.program().parent}:{self.cluster.python.parent}:{os.environ['PATH']}"}
         variables |= {"HOME": str(self.folder), "KUBECONFIG": str(self.cluster.kubeconfig)}
