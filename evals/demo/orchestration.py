@@ -9,6 +9,7 @@ from typing import Any, Self
 import httpx
 
 from infra.http import authorization
+from infra.http.csrf import CsrfTokens
 from infra.settings.schema import Orchestration as OrchestrationSettings
 
 TIMEOUT_SECONDS, ATTEMPTS, RETRY_SECONDS = 90.0, 4, 3.0
@@ -39,7 +40,9 @@ class Orchestration:
 
     def __init__(self, settings: OrchestrationSettings) -> None:
         headers = authorization.of_prefect(settings)
-        self._http = httpx.AsyncClient(base_url=settings.api.rstrip("/") + "/", headers=headers, timeout=TIMEOUT_SECONDS)
+        self._http = httpx.AsyncClient(
+            base_url=settings.api.rstrip("/") + "/", headers=headers, auth=CsrfTokens(settings.api), timeout=TIMEOUT_SECONDS
+        )
         self._names: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:

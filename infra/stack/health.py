@@ -6,6 +6,7 @@ import httpx
 
 from infra import settings as settings_
 from infra.http import authorization
+from infra.http.csrf import CsrfTokens
 from infra.registry.client import NoAnswer
 from infra.settings import Settings
 from infra.storage import loop_runs
@@ -35,6 +36,7 @@ def _prefect(settings: Settings) -> tuple[Sign, dict[str, bool] | None]:
             f"{orchestration.api}/deployments/filter",
             json={},
             headers=authorization.of_prefect(orchestration),
+            auth=CsrfTokens(orchestration.api),
             timeout=PREFECT_SECONDS,
         ).raise_for_status()
     except httpx.HTTPError as error:

@@ -91,6 +91,8 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
         # Services of Prefect's server that nothing here uses (automations, events, monitoring of workers and late runs) are off.
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused_services(settings)},
     }
+    if settings.orchestration.page:
+        variables["PREFECT_UI_URL"] = settings.orchestration.page
     if settings.store.endpoint:
         variables["MLFLOW_S3_ENDPOINT_URL"] = settings.store.endpoint
     return variables

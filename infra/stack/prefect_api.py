@@ -5,6 +5,7 @@ import re
 import httpx
 
 from infra.http import authorization
+from infra.http.csrf import CsrfTokens
 from infra.settings import Settings, masked
 
 
@@ -20,7 +21,7 @@ def connect(settings: Settings) -> httpx.Client:
     """Return a client of Prefect's API with its credential."""
     orchestration = settings.orchestration
     headers = authorization.of_prefect(orchestration)
-    return httpx.Client(base_url=orchestration.api, headers=headers, timeout=60)
+    return httpx.Client(base_url=orchestration.api, headers=headers, auth=CsrfTokens(orchestration.api), timeout=60)
 
 
 def explained(settings: Settings, error: httpx.HTTPError) -> DeployError:

