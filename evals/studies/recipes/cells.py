@@ -38,14 +38,18 @@ from infra.model.showing import Estimate, Place, decide
 from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.serving import Sampling, Showing
+from infra.settings.training import Train
 from infra.storage.store import from_parquet, to_parquet
 from tasks.evaluation.models.base import SampledCompletion
 from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, fit
 from tasks.showing.labels import JUDGED, LabelledCompletion, kept_up_to
 from tasks.trainer.job import CHECKPOINT_NAME
+from tasks.trainer.options import UpdateSettings
 
-READ_SETTINGS = {"model", "train", "reward", "collect", "serving"}
+SERVED_BY: dict[str, Any] = {"model": True, "collect": {"hindsight"}, "serving": {"sampling", "showing"}}
+SAMPLED_BY = SERVED_BY | {"reward": True, "train": {"groups"}}
+"""Settings that the requests of a cycle follow from, and those of the samples. A setting of anything else renames no part."""
 COSTS = "costs.json"
 """Name of the file of an update's costs."""
 DRIFT = {"quality": "0 to 1", "variety": "distinct texts per shown text", "length": "characters", "agreement": "0 to 1"}
@@ -167,7 +171,7 @@ class Bench:
         first, stop = span
         decision = serving.estimate.model_dump_json() if serving.estimate else ""
         of = f"{self.kind} {self.seed} {self.sizes.users} {first} {stop} {serving.session} {recipe.temperature} {recipe.explored}"
-        read = self.settings.model_dump_json(include={"model", "collect", "serving"})
+        read = self.settings.model_dump_json(include=SERVED_BY)
         name = digest(weights_of(serving.checkpoint), decision, of, self.schedule.quirks.digest, read)
         file = self.folder / "streams" / f"{name}.json"
         if not file.exists():
@@ -189,7 +193,7 @@ class Bench:
         parent, version = serving.checkpoint, str(number + 1)
         body, seconds = self._samples(recipe, lived, parent, version)
         training = self.settings.train.model_copy(update=RECIPES[recipe].update)
-        folder = self.folder / "models" / digest(weights_of(parent), body, training.model_dump_json())
+        folder = self.folder / "models" / digest(weights_of(parent), body, options_of(training))
         if not (folder / CHECKPOINT_NAME).exists():
             self.parts.begin(f"{self.kind}, seed {self.seed}, {recipe}: update {version}")
             work = folder.with_suffix(".part")
@@ -201,7 +205,7 @@ class Bench:
         return folder / CHECKPOINT_NAME, {"seconds of the samples": (seconds, "s"), **costs}
 
     def _samples(self, recipe: str, lived: Lived, parent: Path, version: str) -> tuple[bytes, float]:
-        read = self.settings.model_dump_json(include=READ_SETTINGS)
+        read = self.settings.model_dump_json(include=SAMPLED_BY)
         name = digest(weights_of(parent), repr(RECIPES[recipe]), f"{self.seed} {version}", lived.name, read)
         file = self.folder / "samples" / f"{recipe}-{name}.parquet"
         if not file.exists():
@@ -292,6 +296,11 @@ def notes_of(stream: Stream) -> Costs:
         "requests: hidden quality of accepted texts": (accepted_quality(stream), "0 to 1"),
         **{f"requests: {name}": (value, "") for name, value in stream.aggregates.items()},
     }
+
+
+def options_of(training: Train) -> str:
+    """Return the options that the trainer reads of its settings."""
+    return UpdateSettings(**training.model_dump(include={*UpdateSettings.model_fields})).model_dump_json()
 
 
 def weights_of(checkpoint: Path) -> bytes:

@@ -16,7 +16,7 @@ from evals.developers import Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
 from evals.studies.recipes import cells, samples
 from evals.studies.recipes.bench import Cell, Options, plan
-from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
+from evals.studies.recipes.cells import SAMPLED_BY, SERVED_BY, Bench, Parts, Paused, Sizes, options_of
 from evals.studies.recipes.drift import Drift, own_share
 from evals.studies.recipes.gains import OUTCOMES, SHIPPED, Gain, against, difference, figures
 from evals.studies.recipes.policy import Policy
@@ -263,6 +263,17 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
 
 def values(found: Sums) -> dict[str, list[float]]:
     return {"requests": found.requests.tolist()} | {name: column.tolist() for name, column in found.values.items()}
+
+
+def test_a_part_is_named_by_the_settings_that_it_follows_from(settings: Settings) -> None:
+    train = settings.train
+    assert options_of(train) == options_of(train.model_copy(update={"job": Path("job.json"), "processes": 8}))
+    assert options_of(train) != options_of(train.model_copy(update={"epochs": train.epochs + 1}))
+    other = settings.model_copy(update={"serving": settings.serving.model_copy(update={"log_format": "json"})})
+    assert settings.model_dump_json(include=SAMPLED_BY) == other.model_dump_json(include=SAMPLED_BY)
+    warmer = settings.serving.model_copy(update={"sampling": settings.serving.sampling.model_copy(update={"temperature": 0.3})})
+    other = settings.model_copy(update={"serving": warmer})
+    assert settings.model_dump_json(include=SERVED_BY) != other.model_dump_json(include=SERVED_BY)
 
 
 def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
