@@ -46,6 +46,11 @@ def node_and_place() -> tuple[int, bool]:
     return int(os.environ.get("GROUP_RANK", "0")), os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+def several_machines() -> bool:
+    """Return whether the processes run on more than one machine, as torchrun counts them: their disks may be their own."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) < dist.get_world_size()
+
+
 def process_memory() -> int:
     """Return the bytes of memory of this process: its GPU's, or its share of the machine's."""
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
 """The optimizer's state from one update to the next: Adam's two tensors per weight, and its step counts.
 
 The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout.
-Each rank writes its share, and reads the tensors of its part of the model, whichever layout of processes wrote them, with the
-distributed optimizer or without. The checkpoint holds the float32 masters. No random state belongs to an update: its seed gives
+Each rank writes its share, or rank 0 all of it where machines have disks of their own, and reads the tensors of its part of the
+model, whichever layout of processes wrote them, with the distributed optimizer or without. The checkpoint holds the float32 masters. No random state belongs to an update: its seed gives
 the order of samples, and nothing else is random.
 """
 
@@ -16,7 +16,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from infra.model.stored_tensors import StoredTensors
-from tasks.trainer.model.convert import parameter_names, parts_shared, rank_share, shards, stepped_by
+from tasks.trainer.model import process_group
+from tasks.trainer.model.convert import gather_on_rank_0, parameter_names, parts_shared, rank_share, shards, stepped_by
 from tasks.trainer.model.trained_model import TrainedModel
 
 STATE_TENSORS = ("exp_avg", "exp_avg_sq")
@@ -26,7 +27,7 @@ STEPS_NAME = "steps.json"
 
 def save(model: TrainedModel, directory: Path) -> None:
     """Write the state atomically; every rank calls it. Frozen layers have none."""
-    state, counts = _state(model), _counts_of_all_ranks(model)
+    state, counts, gathers = _state(model), _counts_of_all_ranks(model), process_group.several_machines()
     partial, rank = directory.with_name(directory.name + ".partial"), dist.get_rank()
     if rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
@@ -41,7 +42,12 @@ def save(model: TrainedModel, directory: Path) -> None:
             own, parts = state.get(stepped_by(parameter), {}).get(kind), parts_shared(parameter)
             return own if parts is None else parts.whole(own, parameter)
 
-        save_file(rank_share(model.megatron, tensor_of), partial / f"{kind}-{rank:05d}.safetensors")
+        if gathers:
+            share = gather_on_rank_0(model.megatron, torch.float32, tensor_of=tensor_of)
+        else:
+            share = rank_share(model.megatron, tensor_of)
+        if rank == 0 or not gathers:
+            save_file(share, partial / f"{kind}-{rank:05d}.safetensors")
     dist.barrier()
     if rank == 0:
         (partial / STEPS_NAME).write_text(json.dumps(counts, indent=1, sort_keys=True))

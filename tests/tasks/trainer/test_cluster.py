@@ -149,7 +149,7 @@ def test_a_job_waits_for_gpus_outlives_its_flow_and_the_api_server_and_trains_th
     tmp_path: Path, moto: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, moto)
-    order = world.order()
+    order = world.order(keep_optimizer=True, distributed_optimizer=True)
     monkeypatch.setattr(update, "LOOK_SECONDS", 0.1)
     world.cluster.gpus = 1  # the pods need two
     with running_node(world.cluster, world.api_port), ExitStack() as server:
@@ -186,12 +186,14 @@ def test_a_job_waits_for_gpus_outlives_its_flow_and_the_api_server_and_trains_th
         world.store,
         manifest_of("samples", order.samples_sha256).model_copy(update={"parent": "7"}),
         tmp_path / "parent",
-        Train(**RECIPE, processes=2),
+        Train(**RECIPE, processes=2, keep_optimizer=True, distributed_optimizer=True),
         TrainerOutput(tmp_path / "alone"),
     )
     assert isinstance(local, Candidate)
     there, here = (load_file(c.checkpoint / "model.safetensors") for c in (candidate, local))
     assert all((there[name] == here[name]).all() for name in here | there)
+    there, here = (state_of(c) for c in (candidate, local))
+    assert here and all((there[name] == here[name]).all() for name in here | there), "the optimizer's, of both pods"
     assert candidate.metrics.model_copy(update={"steps": (), "seconds": {}}) == local.metrics.model_copy(
         update={"steps": (), "seconds": {}}
     )
@@ -200,6 +202,13 @@ def test_a_job_waits_for_gpus_outlives_its_flow_and_the_api_server_and_trains_th
     assert isinstance(again, Candidate) and again.metrics == candidate.metrics
     orders.remove(world.store, order.cycle)
     assert not list(world.store.keys(orders.PREFIX))
+
+
+def state_of(candidate: Candidate) -> dict[str, Any]:
+    """Return the tensors of the optimizer's state, whichever ranks wrote them."""
+    assert candidate.optimizer
+    files = candidate.optimizer.glob("*.safetensors")
+    return {f"{file.name.split('-')[0]} {name}": tensor for file in files for name, tensor in load_file(file).items()}
 
 
 SLEEPS = "import time; print('step 1 of 9: {}', flush=True); time.sleep(600)"
