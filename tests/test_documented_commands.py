@@ -72,7 +72,7 @@ NOT_RUN = {
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
     r"python -m evals\.docs\.dashboards": "writes files of the repository; tests/evals/docs/test_dashboards.py compares them",
     r"tabloop exec python -m infra\.stack\.worker POOL process NAME": "serves until it ends; tests/test_restored.py starts it",
-    r"tabloop exec prefect worker start.*": "serves until it is stopped; `tabloop up` starts it",
+    r"prefect worker start.*": "serves until it is stopped; `tabloop up` starts it",
     r"(\.venv/bin/)?python -m dask .*": "serves until it is stopped; tests/flows/test_dask.py starts it",
     r"(VLLM_\S+ )?vllm serve.*": "needs a model's directory; tests/serving/slots/test_external_vllm.py starts it",
     r"curl --fail -u admin .*": "needs MLflow's accounts; tests/test_loop.py makes two with it",

@@ -1,9 +1,9 @@
 """The optimizer's state from one update to the next: Adam's two tensors per weight, and its step counts.
 
 The state tensors have the weights' shapes and are stored as the weights are: whole float32 tensors in Hugging Face's layout.
-Each rank writes its share, or rank 0 all of it where machines have disks of their own, and reads the tensors of its part of the
-model, whichever layout of processes wrote them, with the distributed optimizer or without. The checkpoint holds the float32 masters. No random state belongs to an update: its seed gives
-the order of samples, and nothing else is random.
+Each rank writes its share, or rank 0 all of it where machines have disks of their own. Each reads the tensors of its part of the
+model, whichever layout of processes wrote them, with the distributed optimizer or without. The checkpoint holds the float32
+masters. No random state belongs to an update: its seed gives the order of samples, and nothing else is random.
 """
 
 import json
