@@ -26,21 +26,24 @@ from tests.stack import SMALL_CYCLES, free_ports
 BOOTSTRAP = "tabloop bootstrap"
 ENGINES = ("python -m serving.engine --slot 0", "python -m serving.engine --slot 1", "python -m serving.engine --evaluation")
 SERVING = "python -m serving"
-WORKER = "prefect worker start --type process --pool NAME"
+WORKER = "tabloop exec python -m infra.stack.worker POOL process NAME"
 ACCOUNT = (
     "curl --fail -u admin -H 'Content-Type: application/json' -d @account.json "
     "https://mlflow.acme.example/api/2.0/mlflow/users/create"
 )
 COMMANDS = (BOOTSTRAP, *ENGINES, SERVING, WORKER, ACCOUNT)
 """The commands of the steps, as the page has them."""
-SHELL = "tabloop exec"
-"""What gives the worker's command its addresses and credentials."""
 SECRETS = (
     *("SERVING__TOKEN", "SERVING__ADMIN_TOKEN", "SERVING__SIMULATION_TOKEN", "SERVING__ENGINE_TOKEN", "SERVING__USER_SECRET"),
     "EVALUATE__ENGINE_TOKEN",
 )
 ADMINISTRATOR, FLOWS, READER = "admin", "flows", "serving"
 """MLflow's accounts: who makes the others, who writes, who reads."""
+
+
+def worker_of(settings: Settings) -> str:
+    """Return the command of a worker of the settings' pool."""
+    return WORKER.replace("POOL", settings.orchestration.work_pool).replace("NAME", "production")
 
 
 @dataclass(frozen=True)

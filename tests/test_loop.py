@@ -34,7 +34,7 @@ def servers(moto: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
 
 def test_the_walked_steps_are_those_of_the_page() -> None:
     page = (ROOT / "infra/docs/operations.md").read_text()
-    assert set(production.COMMANDS) <= documented.commands_of(page) and production.SHELL in page
+    assert set(production.COMMANDS) <= documented.commands_of(page)
     assert ACCOUNTS.format("postgresql://USER:PASSWORD@HOST/mlflow_accounts") in page
 
 
@@ -58,8 +58,7 @@ async def run_the_loop(servers: Production, first: Server, second: Mapping[str, 
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
         first.wait()  # its caches save the others a quarter of their work
-        worker = f"{production.SHELL} {production.WORKER.replace('NAME', settings.orchestration.work_pool)}"
-        named = {**second, "serving": production.SERVING, "worker": worker}
+        named = {**second, "serving": production.SERVING, "worker": production.worker_of(settings)}
         for process in [servers.start(*one) for one in ({"evaluation": production.ENGINES[2]} | named).items()]:
             process.wait()
         store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)

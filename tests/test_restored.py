@@ -27,12 +27,11 @@ pytestmark = [
     pytest.mark.long(reason="it starts production's servers twice, and the loop's test walks them in every run"),
     pytest.mark.timing(reason="Prefect's server answers late on a busy machine"),
 ]
-WORKER = "tabloop exec python -m infra.stack.worker POOL process NAME"
 BUCKET = {"TABLOOP_STORE__BUCKET": "lost"}
 
 
 def test_the_walked_commands_are_those_of_the_page() -> None:
-    assert WORKER in documented.commands_of((ROOT / "infra/docs/operate/restore.md").read_text())
+    assert production.WORKER in documented.commands_of((ROOT / "infra/docs/operate/restore.md").read_text())
 
 
 @pytest.mark.timeout(1800)
@@ -54,7 +53,7 @@ async def test_what_is_restored_is_what_was_acknowledged_and_the_open_cycle_ends
         said = servers.run(production.BOOTSTRAP).splitlines()
         assert len(said) == 4 and all("unchanged" in line for line in said), said
         servers.start("evaluation", production.ENGINES[2]).wait()
-        servers.start("worker", worker_of(servers)).wait()
+        servers.start("worker", production.worker_of(servers.settings)).wait()
         print(f"restored after {time.monotonic() - began:.0f} s: {len(copy)} objects, {len(events)} events")
         async with Orchestration(servers.settings.orchestration) as prefect:
             await run_flow(prefect, "cycle")
@@ -71,7 +70,11 @@ async def lose_the_worker_in_training(servers: Production) -> None:
     settings = servers.settings
     servers.start("engine-0", production.ENGINES[0]).wait()
     servers.run(production.BOOTSTRAP)
-    named = {"engine-1": production.ENGINES[1], "serving": f"exec {production.SERVING}", "worker": worker_of(servers)}
+    named = {
+        "engine-1": production.ENGINES[1],
+        "serving": f"exec {production.SERVING}",
+        "worker": production.worker_of(servers.settings),
+    }
     started = {name: servers.start(name, command) for name, command in named.items()}
     for process in started.values():
         process.wait()
@@ -91,10 +94,6 @@ async def lose_the_worker_in_training(servers: Production) -> None:
         await wait_for(trains, "the cycle trains")
         started["worker"].kill()
     assert await asyncio.to_thread(started["serving"].stop) == 0
-
-
-def worker_of(servers: Production) -> str:
-    return WORKER.replace("POOL", servers.settings.orchestration.work_pool).replace("NAME", "restored")
 
 
 def dump(servers: Production, folder: Path) -> Mapping[str, Path]:
