@@ -76,7 +76,8 @@ def owners(one: Object) -> list[Object]:
 
 def failure(status: int, message: str) -> web.Response:
     """Return an answer as Kubernetes' API server words it."""
-    return web.json_response({"kind": "Status", "status": "Failure", "message": message, "code": status}, status=status)
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": status}
+    return web.json_response(body, status=status)
 
 
 class Server:

@@ -6,9 +6,9 @@ removed at an end that left nothing on the disk.
 
 import asyncio
 import logging
-import re
 import secrets
 import socket
+import string
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,18 +21,20 @@ from infra.storage.store import ObjectStore
 from serving.recording.spool import Spool
 
 log = logging.getLogger(__name__)
-NAME = re.compile(r"[A-Za-z0-9.-]{1,63}-[0-9a-f]{8}")
+CHARACTERS = frozenset(f"{string.ascii_letters}{string.digits}.-")
 
 
 def spool_name(directory: Path, host: str) -> str:
     """Return the name of a spool, which its disk keeps in SPOOL/name: the host's at the first start, and a random part."""
     file = directory / "name"
     found = file.read_text(errors="replace").strip() if file.exists() else ""
-    if NAME.fullmatch(found):
+    prefix, _, random = found.rpartition("-")
+    if 1 <= len(prefix) <= 63 and CHARACTERS.issuperset(prefix) and len(random) == 8 and set(random) <= set("0123456789abcdef"):
         return found
     if found:
         log.warning("%s: %r: expected the name of a spool; it gets a new one", file, found[:80])
-    name = f"{re.sub(r'[^A-Za-z0-9.-]', '-', host)[:63] or 'replica'}-{secrets.token_hex(4)}"
+    allowed = "".join(each if each in CHARACTERS else "-" for each in host[:63])
+    name = f"{allowed or 'replica'}-{secrets.token_hex(4)}"
     files.write(file, f"{name}\n")
     return name
 

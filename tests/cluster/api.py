@@ -68,10 +68,14 @@ class Api:
         return answer
 
     def authorize(self, request: web.Request) -> None:
-        """Refuse what no Role allows to a service account, which its token names."""
-        account = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not account:
-            return  # the administrator
+        """Refuse what no Role allows to a service account, which its token names, or the administrator who acts as it.
+
+        kubectl sends no token without TLS.
+        """
+        impersonated = request.headers.get("Impersonate-User", "").removeprefix(f"system:serviceaccount:{NAMESPACE}:")
+        account = impersonated or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not account or request.path.startswith("/openapi/") or resources.discovery(request.path.rstrip("/")):
+            return  # the administrator, or what everybody may ask
         *_, plural, name, inner = [*request.path.split(f"/namespaces/{NAMESPACE}/")[-1].split("/"), "", ""][:3]
         resource = f"{plural}/{inner}" if inner else plural
         read = "watch" if "watch" in request.query else "get" if name else "list"

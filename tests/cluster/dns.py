@@ -40,4 +40,4 @@ else:
         """Answer as the loop does, whose own look-ups pass Python by."""
         return await of_loop(self, place_of(host), *arguments, **keywords)
 
-    uvloop.Loop.getaddrinfo = named
+    setattr(uvloop.Loop, "getaddrinfo", named)  # noqa: B010 -- a method, which mypy lets nobody assign

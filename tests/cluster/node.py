@@ -257,9 +257,9 @@ class Node:
                 asked = asyncio.get_running_loop().run_in_executor(None, ask)
                 asked.add_done_callback(partial(self.learn, run, run.process, name, probe))
 
-    def learn(self, run: Run, process: "subprocess.Popen[bytes]", name: str, probe: Object, asked: Any) -> None:
+    def learn(self, run: Run, process: "subprocess.Popen[bytes] | None", name: str, probe: Object, asked: Any) -> None:
         """Take the answer of a probe."""
-        if asked.cancelled() or run.process is not process:
+        if asked.cancelled() or process is None or run.process is not process:
             return
         run.failures[name] = 0 if asked.result() else run.failures.get(name, 0) + 1
         lost = run.failures[name] >= probe.get("failureThreshold", 3)

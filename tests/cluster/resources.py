@@ -91,7 +91,7 @@ def openapi(group: str | None = None) -> Object:
 
 def defaulted(kind: Kind, manifest: Object) -> Object:
     """Return a manifest with the defaults of Kubernetes that somebody reads here."""
-    made = {"apiVersion": kind.group, "kind": kind.name} | manifest
+    made: Object = {"apiVersion": kind.group, "kind": kind.name} | manifest
     if kind.plural == "secrets" and (text := made.pop("stringData", None)):
         made["data"] = made.get("data", {}) | text
     if kind.plural in ("statefulsets", "deployments"):

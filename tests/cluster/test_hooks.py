@@ -53,7 +53,7 @@ def test_a_key_that_the_secret_lacks_is_named_while_the_command_waits(shell: She
 def test_the_workers_account_makes_jobs_and_reads_no_secret(shell: Shell) -> None:
     rendered = f"helm template tabloop {helm.CHART} --namespace tabloop {REQUIRED} --show-only templates/accounts.yaml"
     assert shell.run(f"{rendered} | kubectl --namespace tabloop apply --filename -").code == 0
-    as_worker = "kubectl --namespace tabloop --token tabloop-worker"
+    as_worker = "kubectl --namespace tabloop --as system:serviceaccount:tabloop:tabloop-worker"
     assert shell.run(f"{as_worker} get jobs,services,pods,events").code == 0
     for command in ("get secrets", "get configmaps", "delete statefulset tabloop-app", "create secret generic a"):
         refused = shell.run(f"{as_worker} {command}")
