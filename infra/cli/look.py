@@ -131,7 +131,7 @@ def capacity(
     hours: Annotated[float, typer.Option(min=0.1, max=24, help="hours of a day in which people work; 24: everywhere")] = 8.0,
     prompt: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 1536,
     gpu_rate: Annotated[
-        float, typer.Option(min=0, help="completions a second that a GPU of yours serves; 0: assume 120, of 1.5B on an H100")
+        float, typer.Option(min=0, help="completions a second that a GPU of yours serves; 0: 143, of 1.5B on an H200")
     ] = 0.0,
     as_json: Json = False,
 ) -> None:

@@ -61,8 +61,9 @@ READ_CPU = Cost(
 )
 JOINED_BYTES = Cost(5_700.0, "measured 2026-11-25: 5.7 GB of the flow's memory for a million requests; `tabloop bench join`")
 GPU_RATE = Cost(
-    120.0, "assumed: completions a second of a 1.5B model on an H100, which nobody has measured; --gpu-rate takes a measured one"
+    143.0, "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; --gpu-rate takes your card's"
 )
+ADAPTERS = Cost(0.5, "measured 2026-11-27: the rate of four versions as adapters over that of merged weights, on the same card")
 
 
 class NotARate(ValueError):
@@ -181,9 +182,12 @@ def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
         f"{apps} replicas of one core: {number(cpu)} cores at the peak of {number(load.peak)}/s",
         f"{COMPLETION_CPU.basis}; {EVENT_CPU.basis}",
     )
-    gpus = math.ceil(load.peak / gpu_rate.value / BUSY)
+    whole, adapters = (math.ceil(load.peak / rate / BUSY) for rate in (gpu_rate.value, gpu_rate.value * ADAPTERS.value))
     yield Row(
-        "GPUs", f"{2 * gpus}: {gpus} to carry the peak, and as many for the other slot (champion and challenger)", gpu_rate.basis
+        "GPUs",
+        f"{2 * whole} with full weights: {whole} to carry the peak, and as many for the other slot; {adapters} with adapters "
+        "(serving.adapters), where each engine serves every version",
+        f"{gpu_rate.basis}; {ADAPTERS.basis}",
     )
     reads = apps / settings.serving.follow_seconds
     yield Row("registry", f"{number(reads)} reads a second", f"assumed: MLflow answers {STORE_READS:g}", reads / STORE_READS)
