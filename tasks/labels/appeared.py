@@ -4,6 +4,8 @@ The history of a file is the text that a user's requests have shown so far. Line
 written since the last one, or stood outside the text that was sent. They were written if they stand next to two lines that an
 earlier request showed with something else at that side. If more of them appeared since the last request than a developer types
 between two completions, they are all pasted.
+
+A request shows nearly what the last one of its file showed. Where it begins with the same lines, these are not read again.
 """
 
 from collections import defaultdict
@@ -12,6 +14,10 @@ from itertools import groupby, pairwise
 
 END = ""
 """Stands for the end of a file, behind the last line of a request whose suffix is blank."""
+ANCHOR = 80
+"""Characters at the begin of a request by which its begin is looked for in the last one."""
+BESIDE = 2
+"""Lines above new ones by which these are known."""
 
 
 @dataclass
@@ -21,27 +27,46 @@ class FileHistory:
     lines: set[str] = field(default_factory=set)
     pairs: set[tuple[str, str]] = field(default_factory=set)
     """Lines that stood one behind the other."""
-    above: set[str] = field(default_factory=set)
-    """Lines behind which another stood."""
-    below: set[str] = field(default_factory=set)
-    """Lines before which another stood."""
+    lowest: set[str] = field(default_factory=set)
+    """Lines behind which none stood."""
+    highest: set[str] = field(default_factory=set)
+    """Lines before which none stood."""
     pasted: set[str] = field(default_factory=set)
+    last: str = ""
+    """The whole lines that the last request showed, from a line end to the last one."""
 
     def observe(self, prefix: str, suffix: str, most: int) -> None:
         """Add a request; `most`: characters that may appear between two requests."""
+        text = prefix + suffix
         # The first line may begin, and the last one end, where the text that was sent is cut.
-        stripped = [line.strip() for line in (prefix + suffix).split("\n")[1:-1]]
-        lines = [line for line in stripped if line] + ([] if suffix.strip() else [END])
+        shown = text[text.find("\n") : text.rfind("\n") + 1]
+        lines = [stripped for line in shown[self._read(shown) :].split("\n") if (stripped := line.strip())]
+        self.last = shown
+        if not suffix.strip():
+            lines.append(END)
         if new := set(lines) - self.lines:
             if self.lines and sum(len(line) for line in lines if line in new) > most:
                 written = self._written(lines, new)
                 if sum(map(len, written)) > most:
                     self.pasted.update(written)
             self.lines |= new
+            self.lowest |= new
+            self.highest |= new
         if pairs := set(pairwise(lines)) - self.pairs:
             self.pairs |= pairs
-            self.above.update(one for one, _ in pairs)
-            self.below.update(other for _, other in pairs)
+            self.lowest.difference_update([one for one, _ in pairs])
+            self.highest.difference_update([other for _, other in pairs])
+
+    def _read(self, shown: str) -> int:
+        """Return how many characters of a text need not be read: lines that the last one has too, but for the last BESIDE."""
+        at = self.last.find(shown[:ANCHOR]) if shown else -1
+        if at < 0:
+            return 0
+        # Both begin and end at a line end: up to the last line end that they have in common, their lines are whole.
+        end = shown.rfind("\n", 0, common_start(shown, self.last[at:]))
+        for _ in range(BESIDE):
+            end = shown.rfind("\n", 0, len(shown[:end].rstrip()))
+        return max(end, 0)
 
     def _written(self, lines: list[str], new: set[str]) -> list[str]:
         """Return the new lines that did not stand outside of the text that earlier requests sent."""
@@ -52,11 +77,23 @@ class FileHistory:
             first, *others = run
             last = others[-1] if others else first
             before, behind = lines[max(first - 2, 0) : first], lines[last + 1 : last + 3]
-            if (tuple(before) in self.pairs and before[-1] in self.above) or (
-                tuple(behind) in self.pairs and behind[0] in self.below
+            if (tuple(before) in self.pairs and before[-1] not in self.lowest) or (
+                tuple(behind) in self.pairs and behind[0] not in self.highest
             ):
                 written += lines[first : last + 1]
         return written
+
+
+def common_start(one: str, other: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class Histories:
