@@ -9,6 +9,7 @@ A request shows nearly what the last one of its file showed. Where it begins wit
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -22,14 +23,16 @@ BESIDE = 2
 
 @dataclass
 class FileHistory:
-    """The lines of a file that a user's requests have shown, without the blanks around them; blank lines are left out."""
+    """The lines of a file that a user's requests have shown, without the blanks around them; blank lines are left out.
 
-    lines: set[str] = field(default_factory=set)
-    pairs: set[tuple[str, str]] = field(default_factory=set)
-    """Lines that stood one behind the other."""
-    lowest: set[str] = field(default_factory=set)
-    """Lines behind which none stood."""
-    highest: set[str] = field(default_factory=set)
+    A line is known by its hash of 64 bits: of a million requests, the lines themselves would take a gigabyte.
+    """
+
+    behind: dict[int, int | None] = field(default_factory=dict)
+    """The first line that stood behind a line; None if none did."""
+    others: set[tuple[int, int]] = field(default_factory=set)
+    """Lines, and others than the first that stood behind them."""
+    highest: set[int] = field(default_factory=set)
     """Lines before which none stood."""
     pasted: set[str] = field(default_factory=set)
     last: str = ""
@@ -44,18 +47,24 @@ class FileHistory:
         self.last = shown
         if not suffix.strip():
             lines.append(END)
-        if new := set(lines) - self.lines:
-            if self.lines and sum(len(line) for line in lines if line in new) > most:
-                written = self._written(lines, new)
+        known = list(map(hash, lines))
+        if new := set(known).difference(self.behind):
+            if self.behind and sum(len(line) for line, number in zip(lines, known, strict=True) if number in new) > most:
+                written = [lines[at] for at in self._written(known, new)]
                 if sum(map(len, written)) > most:
                     self.pasted.update(written)
-            self.lines |= new
-            self.lowest |= new
+            self.behind.update(dict.fromkeys(new))
             self.highest |= new
-        if pairs := set(pairwise(lines)) - self.pairs:
-            self.pairs |= pairs
-            self.lowest.difference_update([one for one, _ in pairs])
-            self.highest.difference_update([other for _, other in pairs])
+        self._add_pairs(known)
+
+    def _add_pairs(self, lines: Sequence[int]) -> None:
+        for (one, other), first in zip(pairwise(lines), map(self.behind.get, lines), strict=False):
+            if first != other:
+                if self.behind[one] is None:
+                    self.behind[one] = other
+                elif self.behind[one] != other:
+                    self.others.add((one, other))
+                self.highest.discard(other)
 
     def _read(self, shown: str) -> int:
         """Return how many characters of a text need not be read: lines that the last one has too, but for the last BESIDE."""
@@ -68,20 +77,24 @@ class FileHistory:
             end = shown.rfind("\n", 0, len(shown[:end].rstrip()))
         return max(end, 0)
 
-    def _written(self, lines: list[str], new: set[str]) -> list[str]:
-        """Return the new lines that did not stand outside of the text that earlier requests sent."""
-        written: list[str] = []
+    def _written(self, lines: Sequence[int], new: set[int]) -> list[int]:
+        """Return the places of the new lines that did not stand outside of the text that earlier requests sent."""
+        written: list[int] = []
         for is_new, run in groupby(range(len(lines)), key=lambda at: lines[at] in new):
             if not is_new:
                 continue
             first, *others = run
             last = others[-1] if others else first
             before, behind = lines[max(first - 2, 0) : first], lines[last + 1 : last + 3]
-            if (tuple(before) in self.pairs and before[-1] not in self.lowest) or (
-                tuple(behind) in self.pairs and behind[0] not in self.highest
+            if (self._stood(before) and self.behind[before[-1]] is not None) or (
+                self._stood(behind) and behind[0] not in self.highest
             ):
-                written += lines[first : last + 1]
+                written += range(first, last + 1)
         return written
+
+    def _stood(self, lines: Sequence[int]) -> bool:
+        """Return whether these are two lines that stood one behind the other."""
+        return len(lines) == 2 and (self.behind.get(lines[0]) == lines[1] or tuple(lines) in self.others)
 
 
 def common_start(one: str, other: str) -> int:
