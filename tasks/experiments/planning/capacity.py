@@ -176,7 +176,7 @@ CYCLE_SECONDS = HOUR
 
 
 def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
-    apps, cpu = _apps(load), _app_cpu(load)
+    apps, cpu = _apps(load), app_cpu(load)
     yield Row(
         "app",
         f"{apps} replicas of one core: {number(cpu)} cores at the peak of {number(load.peak)}/s",
@@ -193,13 +193,13 @@ def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
     yield Row("registry", f"{number(reads)} reads a second", f"assumed: MLflow answers {STORE_READS:g}", reads / STORE_READS)
 
 
-def _app_cpu(load: Load) -> float:
+def app_cpu(load: Load) -> float:
     """Return the CPU seconds a second of all replicas in the busiest minutes."""
     return load.peak * (COMPLETION_CPU.value + EVENTS * EVENT_CPU.value)
 
 
 def _apps(load: Load) -> int:
-    return max(load.replicas, math.ceil(_app_cpu(load) / BUSY))
+    return max(load.replicas, math.ceil(app_cpu(load) / BUSY))
 
 
 def _objects(load: Load, settings: Settings) -> float:
