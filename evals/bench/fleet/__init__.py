@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 
 from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
@@ -124,18 +125,25 @@ def champions_engine(this: Run) -> Server:
     return this.fleet.engines[[str(health["version"]) for health in healths].index(this.test.champion)]
 
 
+def app_seconds(fleet: Fleet) -> float:
+    """Return the CPU seconds that the replicas have used."""
+    return sum(sum(psutil.Process(replica.pid).cpu_times()[:2]) for replica in fleet.replicas)
+
+
 async def undisturbed(this: Run) -> list[Figure]:
     """Measure the load without any fault."""
     await asyncio.sleep(CALM_SECONDS)  # the first requests open the connections
-    since = time.time()
+    since, before = time.time(), app_seconds(this.fleet)
     with this.bench.part("undisturbed", share=0.1):
         await asyncio.sleep(UNDISTURBED_SECONDS.of(this.bench.quick))
+    seconds, cpu = time.time() - since, app_seconds(this.fleet) - before
     requests = [one for one in this.watched.requests if one.sent >= since]
     level = p99(requests)
     this.bound = BOUND * level
     failed, events = this.watched.failures(since, time.time())
     return [
-        figure("undisturbed.requests_per_second", len(requests) / (time.time() - since), "1/s"),
+        figure("undisturbed.requests_per_second", len(requests) / seconds, "1/s"),
+        figure("undisturbed.replicas_cpu", 1e3 * cpu / seconds, "ms of CPU a second"),
         figure("undisturbed.p99", level, "ms"),
         figure("undisturbed.failed_requests", len(failed) + len(events), "", most=0),
     ]
