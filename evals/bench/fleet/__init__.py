@@ -36,6 +36,7 @@ from infra.storage.store import ObjectStore
 
 USERS, CONCURRENCY, SPEED, RATE = 200, 16, 200.0, 8.0
 UNDISTURBED_SECONDS, AWAY_SECONDS = Size(full=90.0, quick=20.0), Size(full=45.0, quick=25.0)
+IDLE_SECONDS = 15.0  # before any request
 CALM_SECONDS = 5.0  # between what a phase does and the next phase
 BACK_SECONDS, BOUND = 30.0, 1.5
 """The p99 must be back within so many seconds, at most so many times as high as undisturbed."""
@@ -81,6 +82,9 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     registry = Registry.connect(fleet.settings.registry)
     this = Run(fleet, registry, Watched(), bench, await asyncio.to_thread(open_test, fleet, registry))
     await until(lambda: fleet.arms() == this.arms, ARMS_SECONDS, "the replicas do not serve both versions")
+    before = app_seconds(fleet)
+    await asyncio.sleep(IDLE_SECONDS)
+    yield figure("idle.replicas_cpu", 1e3 * (app_seconds(fleet) - before) / IDLE_SECONDS, "ms of CPU a second")
     this.test = this.test.model_copy(update={"started": time.time()})
     address = developers.stack_address(fleet.settings)
     load = developers.RunSettings(address=address, users=USERS, concurrency=CONCURRENCY, speed=SPEED, rate=RATE)
