@@ -11,7 +11,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +26,11 @@ from infra.model.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
 from infra.storage.store import ObjectStore, sha256
-from tasks.labels import samples, users
+from tasks.labels import apart, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.context_lines import with_context_lines
-from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS, plan_window
-from tasks.labels.pipeline import join_partition, merge_partitions
+from tasks.labels.partitions import LEAST_REQUESTS, plan_window
+from tasks.labels.pipeline import merge_partitions
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.labels.window import Window
@@ -198,7 +197,7 @@ def measure(
     """
     collect = Collect(max_samples=chosen or served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
     seconds: dict[str, float] = {}
-    last, cpu = time.monotonic(), time.process_time()
+    last, cpu = time.monotonic(), _cpu()
 
     def done(name: str) -> None:
         nonlocal last
@@ -210,12 +209,11 @@ def measure(
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
     plan = plan_window(store, window, now, settings.collect.join_seconds, least, settings.collect.hindsight)
     done("plan")
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        joined_parts = list(pool.map(partial(join_partition, store), plan.partitions))
+    with apart.joiners(plan.partitions) as pool:
+        joined_parts = list(pool.map(partial(apart.join_with, partial(FolderStore, folder)), plan.partitions))
     done("join")
-    labelled, duplicates = merge_partitions(joined_parts)
     orphans = sum(part.orphans for part in joined_parts)
-    del joined_parts
+    labelled, duplicates = merge_partitions(joined_parts)
     register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
     labelled, counts = users.with_admission(labelled, register), WindowCounts(plan.requests, duplicates)
     accounting = classify(labelled, {"1": 0}, plan.partitions[-1].end, settings.collect, counts)
@@ -232,7 +230,7 @@ def measure(
     store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, batch)))
     done("batch")
     figures = {
-        **{"cpu": time.process_time() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
+        **{"cpu": _cpu() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
         **{"partitions": len(plan.partitions), "samples": batch.height, "settled": batch["settled"].count()},
         **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
@@ -243,6 +241,11 @@ def measure(
         done("tokens")
         figures |= {"trained": few["id"].n_unique(), "rows": pq.read_metadata(pa.BufferReader(body)).num_rows}
     return seconds | figures
+
+
+def _cpu() -> float:
+    """Return the seconds of CPU of this process and of those that it started."""
+    return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def settled_tokens(collect: Collect) -> SettledTokens:

@@ -17,7 +17,7 @@ from tasks.evaluation.heldout.sets import Places
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
-from tasks.labels.read import InputChanged, read_completions
+from tasks.labels.read import InputChanged, read_chosen
 
 LEAST_TRUTH = 3
 """Fewest characters, without blanks, of a place's text."""
@@ -76,7 +76,7 @@ def _read(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> lis
     own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
     if own.is_empty():
         return []
-    served = unique(read_completions(store, partition, partition.owns)[0])
+    served = unique(read_chosen(store, partition, own))
     texts = own.join(served.select("id", "time", "prefix", "suffix"), on=["id", "time"])
     return [_place(row) for row in texts.iter_rows(named=True)]
 

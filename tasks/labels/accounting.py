@@ -212,7 +212,9 @@ def assign_buckets(
 ) -> pl.DataFrame:
     """Return each request with its bucket, the first that applies, before shares and totals are capped."""
     updates = pl.DataFrame(list(distances.items()), {"policy_version": pl.String, "distance": pl.Int64}, orient="row")
-    classified = with_targets(labelled.join(updates, on="policy_version", how="left"), max_staleness)
+    versions = labelled.select("policy_version")  # alone: a join copies every other column
+    distance = versions.join(updates, on="policy_version", how="left", maintain_order="left")["distance"]
+    classified = with_targets(labelled.with_columns(distance), max_staleness)
     classified = classified.with_columns(reason=first_of(quarantine_conditions().items(), ""))
     labelled_at_all = pl.col("outcome").is_not_null()
     conditions: tuple[tuple[Bucket, pl.Expr], ...] = (
@@ -271,8 +273,9 @@ def quarantine_conditions() -> dict[str, pl.Expr]:
 
 def cap_shares(classified: pl.DataFrame, settings: Collect) -> pl.DataFrame:
     """Keep the samples of a batch in which no user, credential or project has more than its share."""
-    trained = classified.filter(pl.col("bucket") == "trained")
-    chosen = trained.select("id", chosen=choose(trained, sample_shares(settings), settings.max_samples).cast(BUCKET))
+    shares = sample_shares(settings)
+    trained = classified.lazy().filter(pl.col("bucket") == "trained").select("id", "time", *shares).collect()
+    chosen = trained.select("id", chosen=choose(trained, shares, settings.max_samples).cast(BUCKET))
     for bucket in ("over_share", "surplus"):
         classified = _move(classified, chosen.filter(pl.col("chosen") == bucket), bucket)
     return classified

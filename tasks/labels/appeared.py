@@ -4,59 +4,109 @@ The history of a file is the text that a user's requests have shown so far. Line
 written since the last one, or stood outside the text that was sent. They were written if they stand next to two lines that an
 earlier request showed with something else at that side. If more of them appeared since the last request than a developer types
 between two completions, they are all pasted.
+
+A request shows nearly what the last one of its file showed. Where it begins with the same lines, these are not read again.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
 END = ""
 """Stands for the end of a file, behind the last line of a request whose suffix is blank."""
+ANCHOR = 80
+"""Characters at the begin of a request by which its begin is looked for in the last one."""
+BESIDE = 2
+"""Lines above new ones by which these are known."""
 
 
 @dataclass
 class FileHistory:
-    """The lines of a file that a user's requests have shown, without the blanks around them; blank lines are left out."""
+    """The lines of a file that a user's requests have shown, without the blanks around them; blank lines are left out.
 
-    lines: set[str] = field(default_factory=set)
-    pairs: set[tuple[str, str]] = field(default_factory=set)
-    """Lines that stood one behind the other."""
-    above: set[str] = field(default_factory=set)
-    """Lines behind which another stood."""
-    below: set[str] = field(default_factory=set)
-    """Lines before which another stood."""
+    A line is known by its hash of 64 bits: of a million requests, the lines themselves would take a gigabyte.
+    """
+
+    behind: dict[int, int | None] = field(default_factory=dict)
+    """The first line that stood behind a line; None if none did."""
+    others: set[tuple[int, int]] = field(default_factory=set)
+    """Lines, and others than the first that stood behind them."""
+    highest: set[int] = field(default_factory=set)
+    """Lines before which none stood."""
     pasted: set[str] = field(default_factory=set)
+    last: str = ""
+    """The whole lines that the last request showed, from a line end to the last one."""
 
     def observe(self, prefix: str, suffix: str, most: int) -> None:
         """Add a request; `most`: characters that may appear between two requests."""
+        text = prefix + suffix
         # The first line may begin, and the last one end, where the text that was sent is cut.
-        stripped = [line.strip() for line in (prefix + suffix).split("\n")[1:-1]]
-        lines = [line for line in stripped if line] + ([] if suffix.strip() else [END])
-        if new := set(lines) - self.lines:
-            if self.lines and sum(len(line) for line in lines if line in new) > most:
-                written = self._written(lines, new)
+        shown = text[text.find("\n") : text.rfind("\n") + 1]
+        lines = [stripped for line in shown[self._read(shown) :].split("\n") if (stripped := line.strip())]
+        self.last = shown
+        if not suffix.strip():
+            lines.append(END)
+        known = list(map(hash, lines))
+        if new := set(known).difference(self.behind):
+            if self.behind and sum(len(line) for line, number in zip(lines, known, strict=True) if number in new) > most:
+                written = [lines[at] for at in self._written(known, new)]
                 if sum(map(len, written)) > most:
                     self.pasted.update(written)
-            self.lines |= new
-        if pairs := set(pairwise(lines)) - self.pairs:
-            self.pairs |= pairs
-            self.above.update(one for one, _ in pairs)
-            self.below.update(other for _, other in pairs)
+            self.behind.update(dict.fromkeys(new))
+            self.highest |= new
+        self._add_pairs(known)
 
-    def _written(self, lines: list[str], new: set[str]) -> list[str]:
-        """Return the new lines that did not stand outside of the text that earlier requests sent."""
-        written: list[str] = []
+    def _add_pairs(self, lines: Sequence[int]) -> None:
+        for (one, other), first in zip(pairwise(lines), map(self.behind.get, lines), strict=False):
+            if first != other:
+                if self.behind[one] is None:
+                    self.behind[one] = other
+                elif self.behind[one] != other:
+                    self.others.add((one, other))
+                self.highest.discard(other)
+
+    def _read(self, shown: str) -> int:
+        """Return how many characters of a text need not be read: lines that the last one has too, but for the last BESIDE."""
+        at = self.last.find(shown[:ANCHOR]) if shown else -1
+        if at < 0:
+            return 0
+        # Both begin and end at a line end: up to the last line end that they have in common, their lines are whole.
+        end = shown.rfind("\n", 0, common_start(shown, self.last[at:]))
+        for _ in range(BESIDE):
+            end = shown.rfind("\n", 0, len(shown[:end].rstrip()))
+        return max(end, 0)
+
+    def _written(self, lines: Sequence[int], new: set[int]) -> list[int]:
+        """Return the places of the new lines that did not stand outside of the text that earlier requests sent."""
+        written: list[int] = []
         for is_new, run in groupby(range(len(lines)), key=lambda at: lines[at] in new):
             if not is_new:
                 continue
             first, *others = run
             last = others[-1] if others else first
             before, behind = lines[max(first - 2, 0) : first], lines[last + 1 : last + 3]
-            if (tuple(before) in self.pairs and before[-1] in self.above) or (
-                tuple(behind) in self.pairs and behind[0] in self.below
+            if (self._stood(before) and self.behind[before[-1]] is not None) or (
+                self._stood(behind) and behind[0] not in self.highest
             ):
-                written += lines[first : last + 1]
+                written += range(first, last + 1)
         return written
+
+    def _stood(self, lines: Sequence[int]) -> bool:
+        """Return whether these are two lines that stood one behind the other."""
+        return len(lines) == 2 and (self.behind.get(lines[0]) == lines[1] or tuple(lines) in self.others)
+
+
+def common_start(one: str, other: str) -> int:
+    """Return how many characters two texts begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class Histories:

@@ -28,6 +28,8 @@ NEAREST = 40
 """Lines above the cursor that are looked at."""
 AT_INDENTATION = 0.4
 """Share of the cursors before the first character of their line; the others are anywhere in it."""
+FILE = ["project", "user", "file"]
+"""What tells the history of one file from others."""
 
 
 def with_context_lines(
@@ -118,17 +120,18 @@ def _column(line: str, key: bytes) -> int:
 
 
 def _requests(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -> Iterator[tuple[Any, ...]]:
-    """Yield the requests of a partition, by time, then id, of the users of the samples in their projects.
+    """Yield the requests of a partition, by time, then id, in the files of the samples, up to the last sample of each.
 
     Id, project, user, file, prefix, suffix, characters that may be written between two requests, and whether it is a sample.
     Requests that opted out or held a secret are left out.
     """
     completions, _ = read_completions(store, partition, partition.owns, TOKEN_FIELDS)
-    served = unique(completions.join(samples, on=["project", "user"], how="semi")).filter(
-        ~pl.col("opted_out"), ~pl.col("redacted")
-    )
+    ends = samples.group_by(FILE).agg(end=pl.col("time").max())
+    served = unique(completions.join(samples, on=["project", "user"], how="semi")).join(ends, on=FILE)
     wanted = samples.select("id", "time", wanted=pl.lit(True))
-    requests = served.join(wanted, on=["id", "time"], how="left", maintain_order="left").sort("time", "id")
+    requests = served.filter(~pl.col("opted_out"), ~pl.col("redacted"), pl.col("time") <= pl.col("end")).join(
+        wanted, on=["id", "time"], how="left"
+    )
     written = CHARACTERS_A_TOKEN * pl.col("max_tokens") + DIRTY_CHARACTERS
     columns = ("id", "project", "user", "file", "prefix", "suffix", written, pl.col("wanted").fill_null(False))
-    yield from requests.select(*columns).iter_rows()
+    yield from requests.sort("time", "id").select(*columns).iter_rows()

@@ -29,7 +29,7 @@ HOUR = 3600.0
 LEAST_REQUESTS = 50_000
 """Requests up to which hours share a partition."""
 AT_ONCE = 2
-"""Partitions that one process joins at a time: each uses all cores and holds its events in memory."""
+"""Partitions that a flow joins at a time (apart.py): each uses all cores in part, and holds its events in memory."""
 OFF = Hindsight(on=False)
 ID_COLUMNS = (*WHO, "id", "client_id", "completion_id")
 """Columns of every event that the plan reads, beside its time."""

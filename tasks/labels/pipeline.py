@@ -116,39 +116,52 @@ def label_window(
         join_all: joins the partitions; by default they are joined here, one after another.
     """
     if join_all:
-        parts = join_all(plan.partitions, tokens)
+        parts = list(join_all(plan.partitions, tokens))
     else:
         parts = [join_partition(store, partition, tokens=tokens) for partition in plan.partitions]
-    requests, duplicates = merge_partitions(parts, part=part)
-    malformed = tuple(row for joined in parts for row in joined.malformed)
-    return LabelledWindow(requests, duplicates, malformed, sum(joined.orphans for joined in parts))
+    malformed, orphans = tuple(row for joined in parts for row in joined.malformed), sum(joined.orphans for joined in parts)
+    return LabelledWindow(*merge_partitions(parts, part=part), malformed, orphans)
 
 
-def merge_partitions(parts: Sequence[JoinedPartition], *, part: bool = False) -> tuple[pl.DataFrame, int]:
+def merge_partitions(parts: list[JoinedPartition], *, part: bool = False) -> tuple[pl.DataFrame, int]:
     """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again.
 
-    TOGETHER requests are labelled at a time, so that only the result is in memory as a whole. `part` is as in attribution.label.
+    TOGETHER requests are labelled at a time, and `parts` is emptied, so that only the result is in memory as a whole. `part` is
+    as in attribution.label.
     """
     groups = -(-sum(joined.facts.height for joined in parts) // TOGETHER) or 1
-    found = [_merge(parts, group, groups) for group in range(groups)]
-    labelled = pl.concat([labelled for labelled, _ in found])
+    repeated = sum(joined.duplicates for joined in parts)
+    divided: list[list[tuple[pl.DataFrame, pl.DataFrame]]] = [[] for _ in range(groups)]
+    while parts:
+        joined = parts.pop(0)
+        for group, rows in enumerate(divided):
+            rows.append((_own(joined.facts, "id", group, groups), _own(joined.matches, "served", group, groups)))
+    found = []
+    while divided:
+        labelled, again = _merge(divided.pop(0))
+        found.append(labelled)
+        repeated += again
+    labelled = pl.concat(found)
     if groups > 1:
         labelled = labelled.sort("time", "id")
-    repeated = sum(repeated for _, repeated in found) + sum(joined.duplicates for joined in parts)
     return labelled if part else by_own_rules(labelled), repeated
 
 
-def _merge(parts: Sequence[JoinedPartition], group: int, groups: int) -> tuple[pl.DataFrame, int]:
-    """Return the completions of a group, by a hash of their id, with their labels, and the number of those delivered again."""
+def _own(rows: pl.DataFrame, name: str, group: int, groups: int) -> pl.DataFrame:
+    """Return the rows of a group, by a hash of the id in a column."""
+    return rows.filter(pl.col(name).hash() % groups == group) if groups > 1 else rows
 
-    def own(rows: pl.DataFrame, name: str) -> pl.DataFrame:
-        return rows.filter(pl.col(name).hash() % groups == group) if groups > 1 else rows
 
-    facts = pl.concat([own(joined.facts, "id") for joined in parts])
+def _merge(parts: Sequence[tuple[pl.DataFrame, pl.DataFrame]]) -> tuple[pl.DataFrame, int]:
+    """Return the completions of a group with their labels, and the number of those delivered again.
+
+    `parts`: facts and matches of each partition.
+    """
+    facts = pl.concat([facts for facts, _ in parts])
     fresh = facts.filter(~pl.col("late"))["id"]
     completions = facts.sort("time", "id").unique("id", keep="last", maintain_order=True)
     if fresh.len() < facts.height:
         completions = completions.with_columns(late=~pl.col("id").is_in(fresh.implode()))
     repeated = fresh.len() - completions.filter(~pl.col("late")).height
-    matches = pl.concat([own(joined.matches, "served") for joined in parts])
+    matches = pl.concat([matches for _, matches in parts])
     return attribution.label(completions, matches, part=True), repeated

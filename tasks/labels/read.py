@@ -1,6 +1,7 @@
 """Read the events of a partition from the object store."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,16 @@ def read_completions(
     return pl.concat(frames), invalid
 
 
+def read_chosen(store: ObjectStore, partition: Partition, chosen: pl.DataFrame, left_out: Sequence[str] = ()) -> pl.DataFrame:
+    """Return a partition's valid completions, in all of their deliveries, that have the id and time of a row of `chosen`.
+
+    Rows of other ids are left out before they are checked, which takes more time than the reading.
+    """
+    recent = partition.completions.filter(pl.col("last") >= chosen["time"].min())
+    tables = _read_tables(store, replace(partition, completions=recent), recent, partition.owns, left_out, chosen["id"])
+    return pl.concat(checked(table, Completion, left_out)[0] for _, table in tables).join(chosen, on=["id", "time"], how="semi")
+
+
 def read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
     """All events of a partition's impressions."""
     frames = []
@@ -53,10 +64,11 @@ def _read_tables(
     sources: pl.DataFrame,
     near: Callable[[np.ndarray], np.ndarray] | None = None,
     left_out: Sequence[str] = (),
+    ids: pl.Series | None = None,
 ) -> list[tuple[float, pa.Table]]:
     """The rows of segments at the times that `near` selects (by default all), in one table for each set of columns.
 
-    With each table the time after which its rows are the window's.
+    With each table the time after which its rows are the window's. `ids`: those of the rows that are read; None: all.
     """
     expected = {row["key"]: row for row in sources.iter_rows(named=True)}
     by_schema: dict[tuple[float, str], list[pa.Table]] = {(-np.inf, ""): [pa.schema([]).empty_table()]}
@@ -73,5 +85,7 @@ def _read_tables(
         selected = table.filter(pl.Series(near(times(table))).to_arrow()) if near else table
         if partition.share < 1:
             selected = selected.filter(in_sample(id_frame(selected)["user"], partition.share).to_arrow())
+        if ids is not None:
+            selected = selected.filter(id_frame(selected)["id"].is_in(ids.implode()).to_arrow())
         by_schema.setdefault((source["counted_after"], str(table.schema)), []).append(selected)
     return [(after, pa.concat_tables(tables)) for (after, _), tables in by_schema.items()]

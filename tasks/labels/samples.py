@@ -4,7 +4,7 @@ Settled text and context lines are turned into tokens by the parent's tokenizer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from tempfile import TemporaryFile
 
 import polars as pl
@@ -19,7 +19,7 @@ from infra.storage.store import ObjectStore
 from tasks.labels import context_lines
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
-from tasks.labels.read import InputChanged, read_completions
+from tasks.labels.read import InputChanged, read_chosen
 
 SCHEMA = arrow_schema(Sample)
 ROW_GROUP = 65_536
@@ -85,9 +85,7 @@ def tables(
 
 
 def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame, settled: SettledTokens | None) -> pa.Table:
-    recent = partition.completions.filter(pl.col("last") >= chosen["time"].min())
-    completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns)
-    served = unique(completions.join(chosen, on=["id", "time"], how="semi"))
+    served = unique(read_chosen(store, partition, chosen))
     rows = chosen.join(served.select("id", "prompt_token_ids", "token_ids", "logprobs"), on="id", suffix="_served")
     if rows.height != chosen.height:
         raise InputChanged(
@@ -112,19 +110,23 @@ def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame,
 def _context_line_rows(made: pl.DataFrame, lines: pl.DataFrame, served: pl.DataFrame, settled: SettledTokens) -> pl.DataFrame:
     """A row for each context line of the samples `made`: its prompt, and the rest of the line as settled text."""
     found = [
-        (name, f"{name}/{number}", settled.renderer.render(before, after), settled.ids(rest, True))
+        (name, f"{name}/{number}", before, rest, after)
         for name, cursors, prefix, suffix in lines.join(served.select("id", "prefix", "suffix"), on="id").iter_rows()
         for number, (before, rest, after) in enumerate(context_lines.places(prefix, suffix, cursors), 1)
     ]
-    columns: dict[str, pl.DataType] = {
-        "id": pl.String(),
-        "line": pl.String(),
-        "prompt": pl.List(pl.Int64),
-        "written": pl.List(pl.Int64),
-    }
+    prompts = list(settled.renderer.render_all([(before, after) for *_, before, _, after in found]))
+    tokens = pa.large_list(pa.int64())
+    rows = pl.DataFrame(
+        [
+            pl.Series("id", [name for name, *_ in found], pl.String),
+            pl.Series("line", [line for _, line, *_ in found], pl.String),
+            pl.Series("prompt", pa.array(prompts, tokens)),
+            pl.Series("written", pa.array([settled.ids(rest, True) for *_, rest, _ in found], tokens)),
+        ]
+    )
     nothing = {name: pl.lit([], made.schema[name]) for name in ("token_ids", "logprobs")}
     zero = {name: pl.lit(0, made.schema[name]) for name in ("shown_characters", "accepted_characters", "reward", "advantage")}
-    copied = made.join(pl.DataFrame(found, columns, orient="row"), on="id").with_columns(
+    copied = made.join(rows, on="id").with_columns(
         completion_id="line",
         prompt_token_ids="prompt",
         settled_token_ids="written",

@@ -66,8 +66,10 @@ def _counted(requests: pl.DataFrame, register: pl.DataFrame) -> pl.DataFrame:
 def with_admission(labelled: pl.DataFrame, register: pl.DataFrame) -> pl.DataFrame:
     """Add the column `admitted`: whether the request's user was known at its time."""
     since = register.select("user", since="admitted")
-    joined = labelled.join(since, on="user", how="left", maintain_order="left")
-    return joined.with_columns(admitted=(pl.col("time") >= pl.col("since")).fill_null(False)).drop("since")
+    # Of two columns alone: a join copies every other one.
+    joined = labelled.select("user", "time").join(since, on="user", how="left", maintain_order="left")
+    admitted = joined.select((pl.col("time") >= pl.col("since")).fill_null(False).alias("admitted"))
+    return labelled.with_columns(admitted.to_series())
 
 
 def with_history(register: pl.DataFrame, before: float, requests: int) -> Collection[str]:

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -23,7 +23,7 @@ from infra.storage.store import ObjectStore
 from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
-from tasks.labels.read import TOKEN_FIELDS, read_completions
+from tasks.labels.read import TOKEN_FIELDS, read_chosen
 from tasks.rewards.acceptance import Acceptance, fit
 from tasks.rewards.actions import SILENCE, worth
 from tasks.rewards.reward import DrawnAction
@@ -76,9 +76,7 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
         own = chosen.filter(partition.owns(chosen["time"].to_numpy()), pl.col("settled").is_not_null())
         if own.is_empty():
             continue
-        recent = partition.completions.filter(pl.col("last") >= own["time"].min())
-        completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns, TOKEN_FIELDS)
-        served = unique(completions.join(own, on=["id", "time"], how="semi")).select("id", "time", "prefix", "suffix", "text")
+        served = unique(read_chosen(store, partition, own, TOKEN_FIELDS)).select("id", "time", "prefix", "suffix", "text")
         labels = own.select(
             *("id", "project", "user", "credential", "settled", "settled_whole", "extent", "shown_characters"),
             outcome=pl.col("outcome").cast(pl.String),

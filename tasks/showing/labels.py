@@ -5,7 +5,7 @@ with it. Where only the developer's answer is known, the shown text has a label:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from infra.model.showing import Place
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
-from tasks.labels.read import read_completions
+from tasks.labels.read import read_chosen
 
 JUDGED = {"accepted": 1.0, "rejected": 0.0}
 """Labels of outcomes; a partial accept is no label of the whole shown text."""
@@ -50,10 +50,8 @@ def labelled_completions(
         own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
         if own.is_empty():
             continue
-        recent = partition.completions.filter(pl.col("last") >= own["time"].min())
-        completions, _ = read_completions(store, replace(partition, completions=recent), partition.owns, ("prompt_token_ids",))
         usable = ~pl.col("mixed") & (pl.col("token_ends").list.len() > 0) & (pl.col("finish_reason") != "error")
-        served = unique(completions.filter(usable).join(own, on=["id", "time"], how="semi"))
+        served = unique(read_chosen(store, partition, own, ("prompt_token_ids",)).filter(usable))
         labels = own.select("id", "settled", "settled_whole", "outcome", "extent")
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):
             completion = labelled(row)

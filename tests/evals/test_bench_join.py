@@ -1,8 +1,16 @@
 """The benchmark of the join runs its steps on the events that it makes."""
 
+from functools import partial
 from pathlib import Path
 
-from evals.bench.join import LEAST_REQUESTS, STEPS, FolderStore, make, measure
+from polars.testing import assert_frame_equal
+
+from evals.bench.join import BEGIN, HOUR, LEAST_REQUESTS, STEPS, FolderStore, make, measure
+from infra.settings.schema import Hindsight
+from tasks.labels import apart
+from tasks.labels.partitions import plan_window
+from tasks.labels.pipeline import merge_partitions
+from tasks.labels.window import Window
 
 
 def test_the_steps_run_on_made_events_and_tokens_are_those_of_the_samples_asked_for(tmp_path: Path) -> None:
@@ -17,3 +25,18 @@ def test_the_steps_run_on_made_events_and_tokens_are_those_of_the_samples_asked_
 def test_a_cycle_trains_on_as_many_as_are_chosen_and_accounts_for_all(tmp_path: Path) -> None:
     served = make(FolderStore(tmp_path), 24_000, range(1))
     assert measure(tmp_path, 1, served, LEAST_REQUESTS, True, 0, 200)["samples"] == 200
+
+
+def test_processes_join_a_window_as_threads_do(tmp_path: Path) -> None:
+    make(FolderStore(tmp_path), 1_000, range(3))
+    window = Window(since=BEGIN - 1, until=BEGIN + 4 * HOUR, oldest=BEGIN - HOUR, known={})
+    plan = plan_window(FolderStore(tmp_path), window, BEGIN + 4 * HOUR, 60.0, 500, Hindsight())
+    found = []
+    for least in (apart.LEAST_APART, 0):
+        with apart.joiners(plan.partitions, least) as pool:
+            parts = list(pool.map(partial(apart.join_with, partial(FolderStore, tmp_path)), plan.partitions))
+        counts = [(part.orphans, part.malformed) for part in parts]
+        found.append((*merge_partitions(parts), counts))
+    (by_threads, *others), (by_processes, *same) = found
+    assert len(plan.partitions) == 3 and others == same
+    assert_frame_equal(by_threads, by_processes)

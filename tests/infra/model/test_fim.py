@@ -271,6 +271,13 @@ def test_an_editors_prompt_and_its_code_render_equally(prefix: str, suffix: str,
     assert renderer(order).render(context.prefix, context.suffix) == renderer(order).render(prefix, suffix)
 
 
+@given(st.lists(st.tuples(documents, documents), max_size=3), st.integers(1, 12), st.sampled_from(["psm", "spm"]))
+def test_prompts_rendered_together_are_those_of_each(contexts: list[tuple[str, str]], size: int, order: Order) -> None:
+    many = contexts * 40
+    each = [renderer(order, size, size).render(*context) for context in many]
+    assert list(renderer(order, size, size).render_all(many)) == each
+
+
 @given(plain, plain, st.integers(1, 12), st.integers(0, 12), st.sampled_from(["psm", "spm"]))
 def test_cuts_keep_the_code_next_to_the_cursor(prefix: str, suffix: str, max_prefix: int, max_suffix: int, order: Order) -> None:
     prefix_ids, suffix_ids = split_rendered(renderer(order, max_prefix, max_suffix).render(prefix, suffix), order)

@@ -1,6 +1,7 @@
 """Context lines: which lines of a prefix become places of their own, in the batch and in the caps."""
 
 from collections.abc import Sequence, Set
+from itertools import groupby, pairwise
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ from infra.settings import ROOT
 from infra.settings.schema import Collect
 from infra.storage.store import from_parquet
 from tasks.labels import context_lines, samples
-from tasks.labels.appeared import Histories
+from tasks.labels.appeared import FileHistory, Histories
 from tasks.labels.partitions import HOUR, plan_window
 from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.samples import SettledTokens
@@ -138,6 +139,53 @@ def test_what_stood_before_the_first_request_or_outside_of_its_text_is_a_place()
     assert seen_as_pasted(*typed) == set(), "typed, with a request now and then"
     indented = [(OWN + PASTE, BELOW), (OWN + PASTE.replace("    ", "        "), BELOW)]
     assert seen_as_pasted(*indented) == set(), "only the indentation changed"
+
+
+class Reference:
+    """The lines of a file as `FileHistory` keeps them, read whole from every request."""
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+        self.pairs: set[tuple[str, str]] = set()
+        self.pasted: set[str] = set()
+
+    def observe(self, prefix: str, suffix: str, most: int) -> None:
+        shown = [line.strip() for line in (prefix + suffix).split("\n")[1:-1] if line.strip()] + [""] * (not suffix.strip())
+        above, below = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
+        written: list[str] = []
+        for is_new, run in groupby(range(len(shown)), key=lambda at: shown[at] not in self.lines):
+            first, *others = run
+            last = others[-1] if others else first
+            before, behind = tuple(shown[max(first - 2, 0) : first]), tuple(shown[last + 1 : last + 3])
+            stood = (before in self.pairs and before[-1] in above) or (behind in self.pairs and behind[0] in below)
+            written += shown[first : last + 1] if is_new and stood else []
+        if sum(map(len, written)) > most:
+            self.pasted |= set(written)
+        self.lines |= set(shown)
+        self.pairs |= set(pairwise(shown))
+
+
+LINES = st.lists(st.sampled_from(["", "  ", "\t", "a", "    b(2)", "é", *(f"line_{n} = {n}" * 9 for n in range(9))]), max_size=9)
+
+
+@given(
+    LINES, st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3), LINES, st.integers(0, 999), st.integers(0, 200))), st.data()
+)
+def test_a_history_is_that_of_reading_every_request_whole(
+    document: list[str], edits: list[tuple[int, int, list[str], int, int]], data: st.DataObject
+) -> None:
+    """A document is edited at places; requests show a part of it around a cursor, at the edit or elsewhere."""
+    history, reference, most = FileHistory(), Reference(), data.draw(st.sampled_from([0, 9, 90]))
+    for at, gone, new, cursor, size in edits:
+        document[at : at + gone] = new
+        text = "\n".join(document)
+        cursor = min(cursor, len(text))
+        begin, end = (max(0, cursor - size), cursor + size) if size else (0, len(text))
+        for one in (history, reference):
+            one.observe(text[begin:cursor], text[cursor:end], most)
+        pairs = {(one, other) for one, other in history.behind.items() if other is not None} | history.others
+        assert history.pasted == reference.pasted and set(history.behind) == set(map(hash, reference.lines))
+        assert pairs == {(hash(one), hash(other)) for one, other in reference.pairs}
 
 
 def request(number: int, user: str, time: float, prefix: str) -> Completion:

@@ -89,6 +89,7 @@ def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     """Return the plan of the window, and its labels, orphans, number of trained requests, samples, buckets and register."""
     plan = plan_window(store, EVERYTHING, NOW + 9 * HOUR, SECONDS, least)
     joined_partitions = [join_partition(store, partition) for partition in plan.partitions]
+    orphans = sum(part.orphans for part in joined_partitions)
     labelled, duplicates = merge_partitions(joined_partitions)
     distances = LINEAGE.distances(labelled["policy_version"].unique(), "1")
     counts = WindowCounts(plan.requests, duplicates)
@@ -98,7 +99,7 @@ def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     limits = Collect(max_user_share=0.6, max_samples=6)
     capped = classify(users.with_admission(labelled, register), distances, NOW + 5 * HOUR, limits, counts).classified
     body = samples.parquet(samples.tables(store, plan.partitions, accounting.samples))
-    orphans, buckets = sum(part.orphans for part in joined_partitions), capped.select("id", "bucket").rows()
+    buckets = capped.select("id", "bucket").rows()
     return plan, [labelled.to_dicts(), orphans, accounting.buckets["trained"], body, buckets, register.rows()]
 
 

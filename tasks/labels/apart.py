@@ -1,0 +1,35 @@
+"""Join the partitions of a large window in processes of their own, so that two cores join two and their memory is given back.
+
+Settled texts are found in Python, of which one process runs one thread at a time. A process takes a second and 0.2 GB to start,
+so a small window is joined by threads.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+
+from infra.storage.store import ObjectStore
+from tasks.labels import pipeline
+from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS, Partition
+from tasks.labels.pipeline import JoinedPartition
+
+LEAST_APART = AT_ONCE * LEAST_REQUESTS
+"""Requests up to which threads join a window."""
+
+
+@contextmanager
+def joiners(window: Sequence[Partition], least: int = LEAST_APART) -> Iterator[Executor]:
+    """Yield an executor for `join_with` that joins AT_ONCE partitions of a window at a time: processes, or threads if the window
+    has no more than `least` requests."""
+    if sum(partition.requests for partition in window) <= least:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield pool
+    else:
+        with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn")) as pool:
+            yield pool
+
+
+def join_with(connect: Callable[[], ObjectStore], partition: Partition, tokens: bool = True) -> JoinedPartition:
+    """Return a joined partition of the store that `connect` returns where the partition is joined."""
+    return pipeline.join_partition(connect(), partition, tokens=tokens)
