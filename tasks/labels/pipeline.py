@@ -78,8 +78,9 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
     completions, invalid = read_completions(store, partition, partition.reaches, () if tokens else TOKEN_FIELDS)
     if tokens:
         completions = _without_prompts(completions)
-    fresh = completions.filter(~pl.col("late"))
+    fresh = completions.select("id", "time", "late").filter(~pl.col("late"))
     served, matches, orphans = attribution.attribute(completions, read_events(store, partition), partition.join_seconds)
+    del completions  # `served` is a copy
     served = served.with_columns(late=~pl.col("id").is_in(fresh["id"].implode()))
     own = served.filter(partition.owns(served["time"].to_numpy()))
     facts = own.select(*FACTS, *(("prompt", "prompt_tokens") if tokens else ()))
