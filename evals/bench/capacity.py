@@ -1,5 +1,6 @@
 """The numbers that `tabloop capacity` computes with, measured on this machine, and its predictions beside measurements.
 
+The speed of a core is that of a completion, over the plan's; the plan's other figures are divided by it before they are compared.
 An app of its own serves completions of an engine without a model, so that the app's limit is measured; then events. A look and a
 join run at two sizes, and the plan's figure for each is compared with them. Other costs are those of MLflow's answers and of the
 stack's own engine.
@@ -43,7 +44,7 @@ JOINED = Size(full=((5_000, 1_000, 7.0), (100_000, 1_000, 1.0)), quick=((10_000,
 """Requests a day, objects a day, and days of the windows that are joined; the first has the requests of `tabloop bench scale`."""
 APART = 1.25
 """Most that a prediction may differ from a measurement, as a factor either way."""
-ENGINE = "evals.bench.rigs.given_tokens"
+ENGINE, CORE = "evals.bench.rigs.given_tokens", "capacity.core"
 
 
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
@@ -57,16 +58,17 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             completion = await completion_cpu(settings, root / "app", COMPLETIONS.of(bench.quick))
             for one in completion:
                 yield one
+            core = next(one.value for one in completion if one.name == CORE)
             rates = {one.name: one for one in await feedback.rate(settings, root / "events", EVENT_SECONDS.of(bench.quick))}
             event = 1 / rates["events_per_cpu_second"].value
             yield figure("capacity.event_cpu", 1e3 * event, "ms")
-            yield compared("capacity.event_cpu", plan.EVENT_CPU.value, event)
+            yield compared("capacity.event_cpu", plan.EVENT_CPU.value / core, event)
         with bench.part("looks and joins", share=0.5):
             for requests, objects, days in LOOKS.of(bench.quick):
-                for one in await asyncio.to_thread(of_look, root / f"looks-{requests}", requests, objects, days):
+                for one in await asyncio.to_thread(of_look, root / f"looks-{requests}", requests, objects, days, core):
                     yield one
             for requests, objects, days in JOINED.of(bench.quick):
-                for one in await asyncio.to_thread(of_join, root / f"join-{requests}", requests, objects, days):
+                for one in await asyncio.to_thread(of_join, root / f"join-{requests}", requests, objects, days, core):
                     yield one
         with bench.part("registry and engine", share=0.2):
             reads = await asyncio.to_thread(registry_reads, settings, READ_SECONDS.of(bench.quick))
@@ -109,7 +111,7 @@ async def completion_cpu(settings: Settings, folder: Path, count: int) -> list[F
         figure("capacity.completion_cpu", 1e3 * cpu / len(results), "ms"),
         figure("capacity.completions_per_second", len(results) / seconds, "1/s"),
         figure("capacity.app_busy", cpu / seconds, "cores"),
-        compared("capacity.completion_cpu", plan.COMPLETION_CPU.value, cpu / len(results)),
+        figure(CORE, plan.COMPLETION_CPU.value / (cpu / len(results)), "times the reference's core"),
     ]
 
 
@@ -119,24 +121,24 @@ def make(folder: Path, requests: int, objects: int, days: float) -> None:
     scale.make(scale.CountingStore(folder), scale.experiment_of(days), span, requests, objects)
 
 
-def of_look(folder: Path, requests: int, objects: int, days: float) -> list[Figure]:
+def of_look(folder: Path, requests: int, objects: int, days: float, core: float) -> list[Figure]:
     """Return the CPU of a look at a test of so many days after the first one, beside the plan's."""
     make(folder, requests, objects, days)
     found = scale.measured(folder, days, requests, objects, lambda: None)["later"]
     name = f"capacity.look_{requests}_a_day_{days:g}_days"
     half_hour = 48  # of a day: the looks lie in the middle of an hour
-    planned = plan.look_seconds(requests / half_hour, found["requests"], objects / half_hour)
+    planned = plan.look_seconds(requests / half_hour, found["requests"], objects / half_hour) / core
     return [figure(name, found["cpu"], "s of CPU"), compared(name, planned, found["cpu"])]
 
 
-def of_join(folder: Path, requests: int, objects: int, days: float) -> list[Figure]:
+def of_join(folder: Path, requests: int, objects: int, days: float, core: float) -> list[Figure]:
     """Return the CPU and memory of a cycle's join, beside the plan's."""
     make(folder, requests, objects, days)
     found = in_new_process(scale.measure_join, folder, days)
     name, rows = f"capacity.join_{requests}_a_day_{days:g}_days", found["requests"]
     return [
         figure(name, found["cpu"], "s of CPU"),
-        compared(name, plan.join_seconds(rows, rows, found["gets"] / 2), found["cpu"]),
+        compared(name, plan.join_seconds(rows, rows, found["gets"] / 2) / core, found["cpu"]),
         figure(f"{name}_memory", found["memory"], "MB more"),
         compared(f"{name}_memory", rows * plan.JOINED_BYTES.value / 2**20, found["memory"]),
     ]

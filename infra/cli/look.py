@@ -133,6 +133,10 @@ def capacity(
     gpu_rate: Annotated[
         float, typer.Option(min=0, help="completions a second that a GPU of yours serves; 0: 143, of 1.5B on an H200")
     ] = 0.0,
+    core: Annotated[
+        float,
+        typer.Option(min=0.1, max=10, help="speed of your core over the reference's, by `tabloop bench capacity`"),
+    ] = 1.0,
     as_json: Json = False,
 ) -> None:
     """Show the parts that a rate of requests needs, the first limit that it reaches, and the source of each number."""
@@ -140,7 +144,7 @@ def capacity(
     from tasks.experiments.planning import capacity as planned
 
     with errors.expected(planned.NotARate, code=errors.WRONG_USE):
-        load = planned.Load(planned.per_day(requests), hours, prompt)
+        load = planned.Load(planned.per_day(requests), hours, prompt, core=core)
     rate = planned.Cost(gpu_rate, "given by --gpu-rate") if gpu_rate > 0 else planned.GPU_RATE
     found = planned.capacity(load, settings.load(), rate)
     if as_json:

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from prefect import unmapped
 
-from infra import settings
 from infra.storage.store import ObjectStore
 from tasks.labels import apart
 from tasks.labels.partitions import Partition
 from tasks.labels.pipeline import JoinedPartition
+from tasks.steps import context as contexts
 from tasks.steps.context import Context
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, step
@@ -19,7 +19,7 @@ from tasks.steps.step import IO_RETRIES, step
 
 def own_store() -> ObjectStore:
     """Return the store by the settings of the machine that runs this, so that no key travels."""
-    return ObjectStore.connect(settings.load().store)
+    return contexts.load().store
 
 
 @step("join", retries=IO_RETRIES)

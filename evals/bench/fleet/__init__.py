@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 
 from evals import developers
 from evals.bench.figures import Bench, Figure, Size, figure
@@ -35,6 +36,7 @@ from infra.storage.store import ObjectStore
 
 USERS, CONCURRENCY, SPEED, RATE = 200, 16, 200.0, 8.0
 UNDISTURBED_SECONDS, AWAY_SECONDS = Size(full=90.0, quick=20.0), Size(full=45.0, quick=25.0)
+IDLE_SECONDS = 15.0  # before any request
 CALM_SECONDS = 5.0  # between what a phase does and the next phase
 BACK_SECONDS, BOUND = 30.0, 1.5
 """The p99 must be back within so many seconds, at most so many times as high as undisturbed."""
@@ -80,6 +82,9 @@ async def measure(fleet: Fleet, bench: Bench) -> AsyncIterator[Figure]:
     registry = Registry.connect(fleet.settings.registry)
     this = Run(fleet, registry, Watched(), bench, await asyncio.to_thread(open_test, fleet, registry))
     await until(lambda: fleet.arms() == this.arms, ARMS_SECONDS, "the replicas do not serve both versions")
+    before = app_seconds(fleet)
+    await asyncio.sleep(IDLE_SECONDS)
+    yield figure("idle.replicas_cpu", 1e3 * (app_seconds(fleet) - before) / IDLE_SECONDS, "ms of CPU a second")
     this.test = this.test.model_copy(update={"started": time.time()})
     address = developers.stack_address(fleet.settings)
     load = developers.RunSettings(address=address, users=USERS, concurrency=CONCURRENCY, speed=SPEED, rate=RATE)
@@ -124,18 +129,25 @@ def champions_engine(this: Run) -> Server:
     return this.fleet.engines[[str(health["version"]) for health in healths].index(this.test.champion)]
 
 
+def app_seconds(fleet: Fleet) -> float:
+    """Return the CPU seconds that the replicas have used."""
+    return sum(sum(psutil.Process(replica.pid).cpu_times()[:2]) for replica in fleet.replicas)
+
+
 async def undisturbed(this: Run) -> list[Figure]:
     """Measure the load without any fault."""
     await asyncio.sleep(CALM_SECONDS)  # the first requests open the connections
-    since = time.time()
+    since, before = time.time(), app_seconds(this.fleet)
     with this.bench.part("undisturbed", share=0.1):
         await asyncio.sleep(UNDISTURBED_SECONDS.of(this.bench.quick))
+    seconds, cpu = time.time() - since, app_seconds(this.fleet) - before
     requests = [one for one in this.watched.requests if one.sent >= since]
     level = p99(requests)
     this.bound = BOUND * level
     failed, events = this.watched.failures(since, time.time())
     return [
-        figure("undisturbed.requests_per_second", len(requests) / (time.time() - since), "1/s"),
+        figure("undisturbed.requests_per_second", len(requests) / seconds, "1/s"),
+        figure("undisturbed.replicas_cpu", 1e3 * cpu / seconds, "ms of CPU a second"),
         figure("undisturbed.p99", level, "ms"),
         figure("undisturbed.failed_requests", len(failed) + len(events), "", most=0),
     ]

@@ -61,7 +61,8 @@ READ_CPU = Cost(
 )
 JOINED_BYTES = Cost(5_700.0, "measured 2026-11-25: 5.7 GB of the flow's memory for a million requests; `tabloop bench join`")
 GPU_RATE = Cost(
-    143.0, "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; --gpu-rate takes your card's"
+    143.0,
+    "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; --gpu-rate takes your card's",
 )
 ADAPTERS = Cost(0.5, "measured 2026-11-27: the rate of four versions as adapters over that of merged weights, on the same card")
 
@@ -81,6 +82,8 @@ class Load:
     """Tokens of a prompt."""
     replicas: int = 3
     """Replicas of the app at least: one serves a team, three go on when one is lost."""
+    core: float = 1.0
+    """Speed of a core over the reference's, an AMD EPYC with AVX2, on which the costs were measured."""
 
     @property
     def peak(self) -> float:
@@ -176,7 +179,7 @@ CYCLE_SECONDS = HOUR
 
 
 def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
-    apps, cpu = _apps(load), _app_cpu(load)
+    apps, cpu = _apps(load), app_cpu(load)
     yield Row(
         "app",
         f"{apps} replicas of one core: {number(cpu)} cores at the peak of {number(load.peak)}/s",
@@ -193,13 +196,13 @@ def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
     yield Row("registry", f"{number(reads)} reads a second", f"assumed: MLflow answers {STORE_READS:g}", reads / STORE_READS)
 
 
-def _app_cpu(load: Load) -> float:
+def app_cpu(load: Load) -> float:
     """Return the CPU seconds a second of all replicas in the busiest minutes."""
-    return load.peak * (COMPLETION_CPU.value + EVENTS * EVENT_CPU.value)
+    return load.peak * (COMPLETION_CPU.value + EVENTS * EVENT_CPU.value) / load.core
 
 
 def _apps(load: Load) -> int:
-    return max(load.replicas, math.ceil(_app_cpu(load) / BUSY))
+    return max(load.replicas, math.ceil(app_cpu(load) / BUSY))
 
 
 def _objects(load: Load, settings: Settings) -> float:
@@ -235,7 +238,7 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
     share = share_of(held, settings.collect.most_requests)
     hour, rows = load.per_day / load.hours, held * share
     unsettled = _objects(load, settings) / load.hours
-    cpu = look_seconds(hour, rows, unsettled, share)
+    cpu = look_seconds(hour, rows, unsettled, share) / load.core
     yield Row(
         "look: CPU",
         f"{number(cpu)} s every {LOOK_SECONDS:g} s, at the end of a test of {duration(test)}{sampled(share)}",
@@ -262,7 +265,7 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     yield Row("first cycle", needs, "computed from collect.min_samples", used)
     read = min(rows, settings.collect.most_requests)
     objects = 2 * load.hours * days + _objects(load, settings) / load.hours
-    memory, seconds = read * JOINED_BYTES.value, join_seconds(rows, read, objects)
+    memory, seconds = read * JOINED_BYTES.value, join_seconds(rows, read, objects) / load.core
     window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
     yield Row(
         "join: memory",

@@ -66,3 +66,16 @@ def test_a_window_that_never_fills_is_named() -> None:
     few = Settings.model_validate({"collect": {"min_samples": 2048}})
     rows = {row.part: row for row in capacity(Load(100), few).rows}
     assert rows["first cycle"].used > 1 and rows["first cycle"].needs.startswith("none: 700 requests in the window of 7 days")
+
+
+def test_a_faster_core_takes_less_of_each_part_that_computes_and_of_no_other() -> None:
+    one, other = (
+        {row.part: row for row in capacity(Load(per_day("10000/day"), core=core), Settings()).rows} for core in (1.0, 2.0)
+    )
+    assert {part for part in one if one[part].used != other[part].used} == {"look: CPU", "join: time"}
+    assert all(one[part].used == pytest.approx(2 * other[part].used) for part in ("look: CPU", "join: time"))
+
+
+def test_adapters_need_no_second_half_of_the_gpus() -> None:
+    gpus = {row.part: row.needs for row in capacity(Load(per_day("100/s"), 24.0), Settings()).rows}["GPUs"]
+    assert gpus.startswith("6 with full weights: 3 to carry the peak") and "; 6 with adapters" in gpus
