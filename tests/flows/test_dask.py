@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,8 @@ from prefect.flows import load_flow_from_entrypoint
 
 from infra.settings import ROOT, Settings, load
 from infra.storage.store import ObjectStore
+from tasks.labels import apart, samples
 from tasks.labels import collect as collecting
-from tasks.labels import samples
 from tasks.labels.collect import Collected
 from tasks.steps.runner import NoScheduler, runner
 from tests.flows import dask_worker
@@ -173,6 +174,15 @@ def test_two_workers_join_the_same_as_threads(cluster: Cluster, cycle: Cycle) ->
     assert {p.worker for p in partitions} == {w.pid for w in cluster.workers}
     assert sorted(p.begin for p in partitions) == [p.begin for p in by_threads.plan.partitions]
     assert len(partitions) == HOURS
+
+
+def test_processes_of_the_flow_join_the_same_as_threads(cluster: Cluster, cycle: Cycle, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = window_result(by_threads_of(cluster, cycle))
+    monkeypatch.setattr(apart, "joiners", partial(apart.joiners, least=0))
+    started: list[int] = []
+    monkeypatch.setattr(apart, "ProcessPoolExecutor", lambda *a, **k: started.append(1) or ProcessPoolExecutor(*a, **k))
+    assert window_result(cycle("")) == expected
+    assert started
 
 
 def test_a_killed_worker_changes_no_result_and_the_scheduler_holds_no_key(cluster: Cluster, cycle: Cycle) -> None:
