@@ -179,10 +179,15 @@ def test_two_workers_join_the_same_as_threads(cluster: Cluster, cycle: Cycle) ->
 def test_processes_of_the_flow_join_the_same_as_threads(cluster: Cluster, cycle: Cycle, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = window_result(by_threads_of(cluster, cycle))
     monkeypatch.setattr(apart, "joiners", partial(apart.joiners, least=0))
-    started: list[int] = []
-    monkeypatch.setattr(apart, "ProcessPoolExecutor", lambda *a, **k: started.append(1) or ProcessPoolExecutor(*a, **k))
+    made: list[ProcessPoolExecutor] = []
+
+    def recorded(*arguments: Any, **options: Any) -> ProcessPoolExecutor:
+        made.append(ProcessPoolExecutor(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(apart, "ProcessPoolExecutor", recorded)
     assert window_result(cycle("")) == expected
-    assert started
+    assert made
 
 
 def test_a_killed_worker_changes_no_result_and_the_scheduler_holds_no_key(cluster: Cluster, cycle: Cycle) -> None:
