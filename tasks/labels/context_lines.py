@@ -29,7 +29,7 @@ NEAREST = 40
 AT_INDENTATION = 0.4
 """Share of the cursors before the first character of their line; the others are anywhere in it."""
 FILE = ["project", "user", "file"]
-"""What tells the history of one file from others."""
+"""Columns by which files, each with a history of its own, differ."""
 
 
 def with_context_lines(
