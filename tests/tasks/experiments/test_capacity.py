@@ -52,7 +52,7 @@ def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory
     }
     found, larger = (rows[rate]["join: memory"] for rate in rows)
     assert (
-        found.needs == "5.7 GB for at most 1,000,000 requests of the window, of a sample of 1 in 8 users (collect.most_requests)"
+        found.needs == "4.1 GB for at most 1,000,000 requests of the window, of a sample of 1 in 8 users (collect.most_requests)"
     )
     assert found.used == larger.used and "1 in 4,096 users" in larger.needs
     # 7 million requests in a week: 1 million are joined, the others read.
