@@ -214,6 +214,7 @@ def replace_in(chart: Path, ports: Mapping[str, str]) -> None:
 def write_inputs(world: World) -> dict[str, str]:
     """Write the files that the page's commands read, and return what stands on the page for a value of the reader's."""
     folder, variables, settings = world.shell.folder, world.variables, world.settings
+    kept: tuple[str, ...]
     kept = ("SERVING__ENGINE_TOKEN", "SERVING__USER_SECRET", "SERVING__TOKEN", "SERVING__ADMIN_TOKEN", "EVALUATE__ENGINE_TOKEN")
     kept += ("ORCHESTRATION__AUTH_STRING", "REGISTRY__USERNAME", "REGISTRY__PASSWORD", "STORE__ACCESS_KEY", "STORE__SECRET_KEY")
     secrets = {f"TABLOOP_{name}": variables[f"TABLOOP_{name}"] for name in kept}

@@ -31,7 +31,9 @@ MOST_RATIO = 1.0  # time of a cycle's evaluation over that of transformers, at t
 
 
 class Timed:
-    """Models whose time is measured by part."""
+    """Models whose time is measured by part, so that they are used one after another."""
+
+    together = False
 
     def __init__(self, models: Models) -> None:
         self.models, self.name, self.seconds = models, models.name, defaultdict[str, float](float)
