@@ -4,10 +4,12 @@ Settled texts are found in Python, of which one process runs one thread at a tim
 so a small window is joined by threads.
 """
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from infra.storage.store import ObjectStore
 from tasks.labels import pipeline
@@ -26,8 +28,20 @@ def joiners(window: Sequence[Partition], least: int = LEAST_APART) -> Iterator[E
         with ThreadPoolExecutor(AT_ONCE) as pool:
             yield pool
     else:
-        with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
             yield pool
+
+
+def end_with_parent() -> None:
+    """Let this process end with the one that started it, also where that one is killed: a pool's queues would keep it."""
+    parent = parent_process()
+    assert parent, "a process of a pool has a parent"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def join_with(connect: Callable[[], ObjectStore], partition: Partition, tokens: bool = True) -> JoinedPartition:

@@ -59,7 +59,7 @@ OBJECT_CPU = Cost(7.4e-3, "measured 2026-11-26: an event object that is read; `t
 READ_CPU = Cost(
     47e-6, "measured 2026-11-26: a request whose user is outside a sample of 1 in 8, of 100,000 requests (collect.most_requests)"
 )
-JOINED_BYTES = Cost(4_100.0, "measured 2026-11-27: 4.1 GB of the flow's memory for a million requests; `tabloop bench join`")
+JOINED_BYTES = Cost(4_100.0, "measured 2026-11-27: 4.1 GB in the flow's process for a million requests; `tabloop bench join`")
 GPU_RATE = Cost(
     143.0,
     "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; --gpu-rate takes your card's",
