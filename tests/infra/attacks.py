@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -107,7 +107,10 @@ def send(attack: Attack, headers: Mapping[str, str], method: str = "") -> tuple[
             connection.putheader(name, value)
         connection.endheaders(body)
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode(errors="replace")
+        content = b""
+        with suppress(ConnectionResetError):  # Go's server refuses a malformed Host at once, and resets what it has not read
+            content = answer.read()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content.decode(errors="replace")
     finally:
         connection.close()
 
