@@ -1,7 +1,7 @@
-"""The decision to show: the chance that a prefix of a completion is kept, and which prefix is worth an interruption.
+"""The decision to show: how much of a prefix of a completion is kept, and which prefix is worth an interruption.
 
     t       token of a completion; T tokens
-    chance  estimated probability that the text up to and including token t is kept, that is, still in the file a while later
+    chance  expected share of the text up to and including token t that is kept, that is, still in the file a while later; 0 to 1
     value   characters up to token t x chance - price; the price of an interruption is in kept characters
 
 The chance is a logistic regression on FEATURES, fitted by tasks/showing each cycle and shipped with the version as FILE. Each
@@ -55,7 +55,7 @@ class Place:
 
 
 class Estimate(Record):
-    """Estimates the chance that a prefix of a completion is kept."""
+    """Estimates how much of a prefix of a completion is kept."""
 
     features: tuple[str, ...]
     """Names of the features, in order."""
@@ -105,7 +105,7 @@ class ChanceAtPlace:
     bias: float
 
     def chances(self, logprobs: Sequence[float], ends: Sequence[int]) -> np.ndarray:
-        """Return the chance that the text up to each token is kept [T].
+        """Return the expected share of the text up to each token that is kept [T].
 
         Args:
             logprobs: log-probability of each token [T], in nats.
@@ -165,7 +165,7 @@ def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, ma
     higher value: later text is kept only if the text before it is kept, so its chance is about that at most.
 
     Args:
-        chances: chance that the text up to each token is kept [T], T at least 1.
+        chances: expected share of the text up to each token that is kept [T], T at least 1.
         ends: characters of the text up to each token [T].
         price: price of an interruption, in kept characters.
     """

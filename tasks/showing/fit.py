@@ -1,5 +1,8 @@
 """Fit the keep estimate: a logistic regression on the beginnings of a cycle's completions.
 
+A label is a share (tasks/showing/labels.py), so the loss is the cross-entropy with it: each beginning is a row that was kept,
+weighed by its label, and one that was not, weighed by the rest.
+
 The reliability is measured on the later completions, with an estimate that was fitted on the earlier ones alone. scikit-learn
 takes a second to import, so it is imported inside the function.
 """
@@ -16,7 +19,7 @@ from infra.model.showing import FEATURES, FILE, Estimate, place_features, token_
 from infra.records import Record
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
-from tasks.showing.labels import LabelledCompletion
+from tasks.showing.labels import LabelledCompletion, weighed
 from tasks.showing.reliability import Reliability, reliability
 
 LEAST_COMPLETIONS = 200
@@ -79,7 +82,7 @@ def fit(completions: Sequence[LabelledCompletion]) -> FittedEstimate | Unfitted:
     if not completions:
         return Unfitted(reason="no completion has a label")
     temperature = Counter(c.temperature for c in completions).most_common(1)[0][0]
-    usable = [c for c in completions if c.temperature == temperature]
+    usable = weighed([c for c in completions if c.temperature == temperature])
     if len(usable) < LEAST_COMPLETIONS:
         found = f"{len(usable)} completions at temperature {temperature:g} have a label"
         return Unfitted(reason=f"{found}, {LEAST_COMPLETIONS} are needed")
@@ -160,7 +163,13 @@ def _fitted(completions: Sequence[LabelledCompletion], temperature: float) -> Es
     languages = sorted(name for name, count in counts.items() if name and count >= LEAST_LANGUAGE)
     of_row = np.array(list(chain.from_iterable([c.place.language] * len(c.ends) for c in completions)))[known]
     columns = [(rows - means) / scales, *((of_row == name)[:, None] for name in languages)]
-    model = LogisticRegression(max_iter=1000).fit(np.hstack(columns), kept[known])
+    values, labels = np.hstack(columns), kept[known]
+    some, others = labels > 0, labels < 1
+    model = LogisticRegression(max_iter=1000).fit(
+        np.vstack([values[some], values[others]]),
+        np.repeat([1, 0], [some.sum(), others.sum()]),
+        sample_weight=np.concatenate([labels[some], 1 - labels[others]]),
+    )
     weights = model.coef_[0].tolist()
     estimate = Estimate(
         features=FEATURES,

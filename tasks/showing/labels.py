@@ -1,24 +1,43 @@
-"""The labels of the keep estimate (infra/model/showing.py): whether a completion was kept, up to each of its tokens.
+"""The labels of the keep estimate (infra/model/showing.py): how much of a completion was kept, up to each of its tokens.
 
-Where the settled text of a completion is known, every beginning has a label, shown or not: it is kept if the settled text begins
-with it. Where only the developer's answer is known, the shown text has a label: it is kept if it was accepted in whole.
+Where the settled text of a completion is known, every beginning has a label, shown or not. It is the chance that a developer
+accepts it, which is fitted on the cycle's verdicts as for drawn texts (tasks/rewards/acceptance.py), times the share of its
+characters that stand in the settled text. So a text that is accepted and then corrected counts by what stays of it. Where no
+acceptance can be fitted, a beginning is kept if the settled text begins with it. Where only the developer's answer is known, the
+shown text has a label: it is kept if it was accepted in whole.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from infra.model.kept_text import kept_characters
 from infra.model.showing import Place
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
 from tasks.labels.read import read_chosen
+from tasks.rewards import acceptance
+from tasks.rewards.acceptance import Acceptance
 
 JUDGED = {"accepted": 1.0, "rejected": 0.0}
 """Labels of outcomes; a partial accept is no label of the whole shown text."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The texts of a completion whose settled text is known."""
+
+    generated: str
+    """All of it, shown or not."""
+    settled: str
+    shown: str
+    """The part that the developer saw."""
+    verdict: bool | None = None
+    """Whether the developer accepted that part; None without an answer, or where a part of it was accepted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +51,13 @@ class LabelledCompletion:
     ends: Sequence[int]
     """Characters of the text up to each token [T]."""
     kept: np.ndarray
-    """1 where the text up to a token is kept, 0 where not, NaN where it is unknown [T]."""
+    """Share of the text up to each token that is kept, 0 to 1; NaN where it is unknown [T]. Before `weighed` it is 0 or 1."""
     accepted: bool | None
     """Whether the developer accepted it; None without an answer."""
     decided: tuple[float, int] | None = None
     """The chance by which serving showed it, and the number of tokens shown; None where the chance did not decide."""
+    compared: Compared | None = None
+    """None where the settled text is unknown."""
 
 
 def labelled_completions(
@@ -52,7 +73,7 @@ def labelled_completions(
             continue
         usable = ~pl.col("mixed") & (pl.col("token_ends").list.len() > 0) & (pl.col("finish_reason") != "error")
         served = unique(read_chosen(store, partition, own, ("prompt_token_ids",)).filter(usable))
-        labels = own.select("id", "settled", "settled_whole", "outcome", "extent")
+        labels = own.select("id", "settled", "settled_whole", "outcome", "extent", "shown_characters")
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):
             completion = labelled(row)
             if not np.isnan(completion.kept).all():
@@ -61,9 +82,11 @@ def labelled_completions(
 
 def labelled(row: dict[str, Any]) -> LabelledCompletion:
     """Return a recorded completion with its labels."""
-    ends, generated = row["token_ends"], row["text"] + row["held_back"]
+    ends, generated, compared = row["token_ends"], row["text"] + row["held_back"], None
     if row["settled"] is not None:
         kept = kept_up_to(generated, ends, row["settled"], bool(row["settled_whole"]))
+        end, verdict = row["extent"] or 0, {"accepted": True, "rejected": False}.get(row["outcome"])
+        compared = Compared(generated, row["settled"], row["text"][end - (row["shown_characters"] or 0) : end], verdict)
     else:
         kept = np.full(len(ends), np.nan)
         if (at := tokens_of(ends, row["extent"] or 0)) and row["outcome"] in JUDGED:
@@ -78,6 +101,7 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
         kept,
         {"accepted": True, "partially_accepted": True, "rejected": False}.get(row["outcome"]),
         (row["chance"], shown) if decided else None,
+        compared,
     )
 
 
@@ -95,6 +119,25 @@ def kept_up_to(generated: str, ends: Sequence[int], settled: str, whole: bool) -
         elif settled.startswith(text):
             kept[token] = 1.0
     return kept
+
+
+def weighed(completions: Sequence[LabelledCompletion]) -> list[LabelledCompletion]:
+    """Return completions with labels weighed by the acceptance fitted on their verdicts; as they are where none can be fitted."""
+    judged = [(one.compared, one.compared.verdict) for one in completions if one.compared and one.compared.verdict is not None]
+    model = acceptance.fit([(texts.shown, texts.settled) for texts, _ in judged], [verdict for _, verdict in judged])
+    if isinstance(model, str):
+        return list(completions)
+    return [replace(one, kept=_shares(one, one.compared, model)) if one.compared else one for one in completions]
+
+
+def _shares(completion: LabelledCompletion, texts: Compared, model: Acceptance) -> np.ndarray:
+    """Return the chance that the text up to each token is accepted, times the share of it that stands in the settled text [T]."""
+    shares = np.full(len(completion.ends), np.nan)
+    known = np.flatnonzero(~np.isnan(completion.kept))
+    beginnings = [texts.generated[: completion.ends[token]].rstrip() for token in known]
+    kept = [min(kept_characters(text, texts.settled) / len(text), 1.0) for text in beginnings]
+    shares[known] = np.array(kept) * np.array(model.chances([(text, texts.settled) for text in beginnings]))
+    return shares
 
 
 def tokens_of(ends: Sequence[int], characters: int) -> int:

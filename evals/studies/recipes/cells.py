@@ -43,7 +43,7 @@ from infra.storage.store import from_parquet, to_parquet
 from tasks.evaluation.models.base import SampledCompletion
 from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, fit
-from tasks.showing.labels import JUDGED, LabelledCompletion, kept_up_to
+from tasks.showing.labels import JUDGED, Compared, LabelledCompletion, kept_up_to
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.options import UpdateSettings
 
@@ -274,14 +274,15 @@ def estimate_of(stream: Stream) -> Estimate | None:
 
 def labelled_of(request: Request) -> LabelledCompletion:
     """Return a request's completion with its labels, as a cycle has them."""
-    kept = np.full(len(request.ends), np.nan)
+    kept, compared = np.full(len(request.ends), np.nan), None
+    accepted = {"accepted": True, "rejected": False}.get(request.outcome)
     if request.settled is not None:
         kept = kept_up_to(request.text, request.ends, request.settled, request.whole)
+        compared = Compared(request.text, request.settled, request.shown, accepted)
     elif request.outcome in JUDGED and (at := tokens_shown(request)):
         kept[at - 1] = JUDGED[request.outcome]
     place = Place(request.prefix, request.suffix, "", *request.acceptance)
-    accepted = {"accepted": True, "rejected": False}.get(request.outcome)
-    return LabelledCompletion(place, request.temperature, request.logprobs, request.ends, kept, accepted)
+    return LabelledCompletion(place, request.temperature, request.logprobs, request.ends, kept, accepted, compared=compared)
 
 
 def notes_of(stream: Stream) -> Costs:

@@ -1,8 +1,8 @@
 """Compare the decision to show with plain rules
 
-Simulated developers pause in live sessions; the base completes at the temperature that people are served at. The estimate is
-fitted on the settled text of the earlier pauses. At the later ones, each rule decides what is shown of the same completions, and
-the developer there judges it. No server takes part.
+Simulated developers as people pause in live sessions; the base completes at the temperature that people are served at. The
+estimate is fitted on the settled text and the verdicts at the earlier pauses. At the later ones, each rule decides what is shown
+of the same completions, and the developer there judges it. No server takes part.
 """
 
 import time
@@ -12,14 +12,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.developers import Schedule, code_from
+from evals.developers import People, Quirks, Schedule, code_from
 from evals.progress import Part
 from evals.studies.showing.rules import CompletedPauses, Shown, comparison, completed, level_figures
 from infra import settings as configuration
 from infra.model.showing import Estimate, decide
+from infra.model.time_saved import HOUR, KEY_SECONDS
 from infra.settings import Settings
 from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, checked, chosen, fit
+from tasks.showing.labels import weighed
 from tasks.showing.reliability import reliability
 
 REQUESTS = Size(full=14_000, quick=1200)
@@ -36,7 +38,7 @@ CUTS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.97)
 
 def places_of(settings: Settings, requests: int, part: Part) -> CompletedPauses:
     """Return the first pauses of the live sessions with the base's completions."""
-    schedule, sampling = Schedule(USERS, SEED, code_from()), settings.serving.sampling
+    schedule, sampling = Schedule(USERS, SEED, code_from(), Quirks(people=People())), settings.serving.sampling
     base = configuration.path(settings.model.base)
     pauses = [schedule.first_pause(number) for number in range(requests)]
     contexts = [(pause.prefix, pause.suffix) for pause in pauses]
@@ -77,12 +79,14 @@ def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
         raise ValueError(f"no estimate from {first} places: {fitted.reason}; set more than {len(places.pauses)} REQUESTS")
     estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
     outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
-    base = outcomes.of(later.everything)
+    base, labelled = outcomes.of(later.everything), weighed(later.completions)
     yield figure("places", len(later.pauses), "")
     yield figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests")
     yield figure("shown all: kept characters", base.mean("kept"), "a request")
-    yield figure("expected calibration error", checked(estimate, later.completions).error, "", most=0.03)
-    yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, later.completions)).error, "")
+    saved = HOUR / KEY_SECONDS * base.values["saved"].sum() / base.values["written"].sum()
+    yield figure("shown all: time saved", saved, "s per hour of writing")
+    yield figure("expected calibration error", checked(estimate, labelled).error, "", most=0.03)
+    yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, labelled)).error, "")
     yield figure("decision", decision_ms(estimate, later, most), "ms", most=1.0)
     for level in ("eager", "balanced", "quiet"):
         decided = later.decisions(chances, getattr(showing, level), most)

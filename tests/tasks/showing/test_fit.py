@@ -38,6 +38,15 @@ def test_a_planted_rule_is_found_and_calibrated() -> None:
     assert fitted.estimate.temperature == 0.1 and list(fitted.estimate.languages) == ["python"]
 
 
+def test_a_label_may_be_a_share() -> None:
+    rows = [replace(row, kept=0.2 + 0.6 * row.kept) for row in made(3000, true=(1.0, 0.0))]
+    fitted = fit(rows)
+    assert isinstance(fitted, FittedEstimate)
+    at = fitted.estimate.at(Place("x = ", "\n", "python"))
+    assert at.chances([-0.005] * 3, [3, 6, 9])[1] == pytest.approx(0.8, abs=0.05)
+    assert at.chances([-1.5] * 3, [3, 6, 9])[1] == pytest.approx(0.2, abs=0.05)
+
+
 def test_a_rule_that_changes_is_seen_in_the_reliability() -> None:
     fitted = fit([*made(1500), *made(500, 1, true=(0.4, 0.2))])
     assert isinstance(fitted, FittedEstimate) and fitted.reliability.error > 0.15

@@ -7,11 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.model.showing import Place
 from infra.records import Completion, Feedback
 from infra.settings.schema import Hindsight
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.pipeline import join_partition, merge_partitions
-from tasks.showing.labels import LabelledCompletion, kept_up_to, labelled_completions, tokens_of
+from tasks.showing.labels import (
+    Compared,
+    LabelledCompletion,
+    kept_up_to,
+    labelled_completions,
+    tokens_of,
+    weighed,
+)
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import LINEAGE
 from tests.tasks.labels.test_hindsight import LIMITS, asked, behind
@@ -98,3 +106,47 @@ def test_a_completion_of_mixed_weights_or_without_log_probabilities_has_no_label
     empty: dict[str, Any] = {"token_ids": (), "logprobs": (), "token_ends": (), "prompt_token_ids": (1,)}
     unknown = {"behaviour_logprobs": "unknown", **empty}
     assert found([asked(**unknown), behind()], []) == {}
+
+
+def answered(generated: str, settled: str, verdict: bool | None) -> LabelledCompletion:
+    """A completion of a character a token, all of it shown, with the labels of its settled text."""
+    ends = range(1, len(generated) + 1)
+    kept = kept_up_to(generated, ends, settled, True)
+    texts = Compared(generated, settled, generated, verdict)
+    return LabelledCompletion(Place("", ""), 0.1, [-0.1] * len(ends), ends, kept, verdict, compared=texts)
+
+
+RIGHT, NEAR, WRONG = (
+    ("total = add(left, right)",) * 2,
+    ("total = add(left, rigth)", "total = add(left, right)"),
+    ("import os", "x = 1"),
+)
+
+
+def verdicts(near: float) -> list[LabelledCompletion]:
+    """100 verdicts each on right texts, all accepted; near misses, accepted so often; and wrong texts, all rejected."""
+    taken = [(RIGHT, 1.0), (NEAR, near), (WRONG, 0.0)]
+    return [answered(*texts, number < 100 * share) for texts, share in taken for number in range(100)]
+
+
+def test_a_near_miss_that_is_accepted_and_corrected_counts_by_what_stays_of_it() -> None:
+    for near in (0.9, 0.1):
+        found = [row.kept[-1] for row in weighed(verdicts(near))]
+        right, miss, wrong = (np.mean(found[part : part + 100]) for part in (0, 100, 200))
+        assert right == pytest.approx(1.0, abs=0.1) and wrong == 0.0
+        assert miss == pytest.approx(near * 18 / 24, abs=0.1), near  # 18 of 24 characters stay, blanks in proportion
+
+
+def test_without_verdicts_a_text_is_kept_as_it_is_or_not_at_all() -> None:
+    rows = [answered(*NEAR, None)]
+    assert weighed(rows) == rows
+    assert rows[0].kept[0] == 1.0 and rows[0].kept[-1] == 0.0
+
+
+def test_what_is_unknown_stays_unknown() -> None:
+    beyond = answered("foo()\nbar()", "foo()\n", None)
+    unknown = LabelledCompletion(
+        beyond.place, 0.1, beyond.logprobs, beyond.ends, kept_up_to("foo()\nbar()", beyond.ends, "foo()\n", False), None
+    )
+    rows = weighed([*verdicts(0.5), unknown])
+    np.testing.assert_array_equal(np.isnan(rows[-1].kept), np.isnan(unknown.kept))
