@@ -1,21 +1,25 @@
 """Prefect's own server for the tests of the flows, and a store and a registry in memory for their steps."""
 
+import pkgutil
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import Task
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Evaluate, Experiment
+from tasks import steps
 from tasks.evaluation import evaluate
 from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.scores import PositionScore
@@ -42,7 +46,15 @@ def prefect() -> Iterator[None]:
         patch.setattr(subprocess, "Popen", start_stacks_app)
         with prefect_test_harness(server_startup_timeout=300), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             patch.undo()
+            for step in every_step():
+                patch.setattr(step, "retry_delay_seconds", 0.05)
             yield
+
+
+def every_step() -> Iterator[Task[..., Any]]:
+    """Return the steps of the flows, whose retries wait two seconds each."""
+    for module in pkgutil.iter_modules(steps.__path__):
+        yield from (value for value in vars(import_module(f"tasks.steps.{module.name}")).values() if isinstance(value, Task))
 
 
 @dataclass
