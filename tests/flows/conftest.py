@@ -18,7 +18,8 @@ from prefect.testing.utilities import prefect_test_harness
 
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import ROOT, Settings
-from infra.settings.schema import Collect, Evaluate, Experiment
+from infra.settings.schema import Collect, Evaluate, Experiment, Orchestration
+from infra.stack.parts import unused_services
 from tasks import steps
 from tasks.evaluation import evaluate
 from tasks.evaluation.cycle_sets import ScoredSet
@@ -40,6 +41,8 @@ def prefect() -> Iterator[None]:
 
     def start_stacks_app(args: list[str], **options: Any) -> subprocess.Popen:
         args[args.index("prefect.server.api.server:create_app")] = "infra.stack.prefect_server:create_app"
+        unused = unused_services(Settings(orchestration=Orchestration(webhook="http://127.0.0.1:1/")))
+        options["env"] |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused}
         return start(args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
