@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,19 @@ sys.exit(run([(sys.executable, folder + "/engine.py", n, str(p), folder) for n, 
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> "subprocess.Popen[str]":
+def pair(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """A pair of processes that answer as engines do, once both answer."""
     (tmp_path / "engine.py").write_text(ENGINE)
-    ports = [str(port) for port in free_ports(2)]
-    started = subprocess.Popen([sys.executable, "-c", PAIR, *ports, str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while "b answers" not in order(tmp_path):
-        assert started.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    return started
+    command = [sys.executable, "-c", PAIR, *map(str, free_ports(2)), str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            deadline = time.monotonic() + 120
+            while "b answers" not in order(tmp_path):
+                assert started.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            yield started
+        finally:
+            started.terminate()  # it ends both
 
 
 def order(folder: Path) -> list[str]:
