@@ -145,7 +145,7 @@ def running(
         administrator = load(DEMO, environment | _account(ADMINISTRATOR))
         started = (
             servers.prefect(settings, os.environ, for_prefect, folder / "prefect.log"),
-            servers.mlflow(administrator, os.environ, for_mlflow, accounts, folder / "mlflow.log"),
+            servers.mlflow(administrator, os.environ, for_mlflow, accounts, folder / "mlflow.log", workers=1),
         )
         for server in started:
             server.start()

@@ -23,6 +23,8 @@ SMALL_CYCLES = {
     # With so few places only wide margins let a candidate pass.
     "TABLOOP_EVALUATE__GATE__MIN_PLACES": "24",
     "TABLOOP_EVALUATE__GATE__MARGINS": json.dumps({name: 9 for name in (*MARGINS, "silent")}),
+    # Most of an update would be draws, six at each place: they are made at a few places as at 500.
+    "TABLOOP_TRAIN__GROUPS__PLACES": "24",
     # Float32 on both sides, since tests compare the trainer's log-probabilities with the server's.
     "TABLOOP_TRAIN__PRECISION": "float32",
 }

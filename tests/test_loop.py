@@ -180,7 +180,7 @@ async def run_flow(prefect: Orchestration, deployment: str, parameters: dict[str
         elif flow_run.ended:
             assert flow_run.state not in ("Failed", "Crashed", "Cancelled"), flow_run
             return flow_run
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.3)
     raise AssertionError(f"{deployment} did not end: {flow_run}")
 
 
@@ -188,7 +188,7 @@ async def wait_for(condition: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + 120
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, f"not within two minutes: {description}"
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.2)
 
 
 def _complete(settings: Settings, headers: dict[str, str], secret: SecretStr | None) -> httpx.Response:

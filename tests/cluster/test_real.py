@@ -53,7 +53,7 @@ def test_the_server_takes_every_object_of_the_chart(kubectl: Kubectl, size: str)
     sets = [part for value in helm.REQUIRED for part in ("--set", value)]
     rendered = helm.run("template", "tabloop", str(helm.CHART), "--values", str(helm.CHART / f"values-{size}.yaml"), *sets)
     assert rendered.code == 0, rendered.error
-    objects = [one for one in yaml.safe_load_all(rendered.out) if one and one["kind"] not in OF_OPERATORS]
+    objects = [one for one in helm.documents(rendered.out) if one["kind"] not in OF_OPERATORS]
     ended = kubectl("apply", "--dry-run=server", "--filename", "-", given=yaml.safe_dump_all(objects))
     assert ended.code == 0 and "Warning" not in ended.error, ended.error
     assert ended.out.count("created (server dry run)") == len(objects)

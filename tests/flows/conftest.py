@@ -1,21 +1,26 @@
 """Prefect's own server for the tests of the flows, and a store and a registry in memory for their steps."""
 
+import pkgutil
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import Task
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
 from infra.records import Completion, Feedback, Verdict
 from infra.settings import ROOT, Settings
-from infra.settings.schema import Collect, Evaluate, Experiment
+from infra.settings.schema import Collect, Evaluate, Experiment, Orchestration
+from infra.stack.parts import unused_services
+from tasks import steps
 from tasks.evaluation import evaluate
 from tasks.evaluation.cycle_sets import ScoredSet
 from tasks.evaluation.scores import PositionScore
@@ -36,13 +41,23 @@ def prefect() -> Iterator[None]:
 
     def start_stacks_app(args: list[str], **options: Any) -> subprocess.Popen:
         args[args.index("prefect.server.api.server:create_app")] = "infra.stack.prefect_server:create_app"
+        unused = unused_services(Settings(orchestration=Orchestration(webhook="http://127.0.0.1:1/")))
+        options["env"] |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused}
         return start(args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", start_stacks_app)
         with prefect_test_harness(server_startup_timeout=300), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             patch.undo()
+            for step in every_step():
+                patch.setattr(step, "retry_delay_seconds", 0.05)
             yield
+
+
+def every_step() -> Iterator[Task[..., Any]]:
+    """Return the steps of the flows, whose retries wait two seconds each."""
+    for module in pkgutil.iter_modules(steps.__path__):
+        yield from (value for value in vars(import_module(f"tasks.steps.{module.name}")).values() if isinstance(value, Task))
 
 
 @dataclass

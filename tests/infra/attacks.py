@@ -205,7 +205,7 @@ class _Open(BaseHTTPRequestHandler):
 @contextmanager
 def serving(server: ThreadingHTTPServer) -> Iterator[int]:
     """Run a server in a thread; yields its port."""
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield server.server_address[1]

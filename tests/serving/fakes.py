@@ -113,6 +113,10 @@ class FakeEngine:
         self.path = "/base"
         self.swap_allowed = asyncio.Event()
         self.swap_allowed.set()
+        self.tokens_allowed = asyncio.Event()
+        self.tokens_allowed.set()
+        self.sampled = 0
+        """Tokens so far."""
         self.requests: list[EngineRequest] = []
         self.swaps: list[str] = []
         self.aborted = 0
@@ -154,6 +158,8 @@ class FakeEngine:
                     for connection in self._connections:
                         connection.abort()
                     await asyncio.sleep(3600)
+                await self.tokens_allowed.wait()
+                self.sampled += 1
                 last = index == len(tokens) - 1
                 spans = ((self.version, 0, len(tokens)),) if last else ()
                 finish: Finish | None = None if not last else "stop" if token in request.stop_token_ids else "length"

@@ -37,8 +37,8 @@ async def run_experiment(house: House) -> None:
     assert {slot.version for slot in house.arms.slots} == {"1", "2"}
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Wait until the condition holds, at most the given seconds."""
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until the condition holds, at most the given seconds, which a busy machine needs."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

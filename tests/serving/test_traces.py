@@ -124,6 +124,7 @@ async def test_a_request_without_an_engine_is_a_span_with_its_error(traced: tupl
     assert span.name == "request" and span.status.code == 2 and attributes(span)["error.type"] == "Unavailable"
 
 
+@pytest.mark.timing(reason="twenty answers must come within 15 s")
 async def test_an_endpoint_that_is_away_costs_one_line_and_a_count(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,7 +136,8 @@ async def test_an_endpoint_that_is_away_costs_one_line_and_a_count(
         with caplog.at_level(logging.INFO):
             began = time.monotonic()
             answers = [await house.complete() for _ in range(20)]
-            assert {answer.status_code for answer in answers} == {200} and time.monotonic() - began < 5
+            assert {answer.status_code for answer in answers} == {200}
+            assert time.monotonic() - began < 15, "twenty that waited a second each would take longer"
             flush()
         assert house.metrics.spans_lost._value.get() == 20 * (1 + len(PARTS))
     lines = [entry.message for entry in caplog.records if "traces" in entry.name or "opentelemetry" in entry.name]

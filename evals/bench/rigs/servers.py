@@ -233,7 +233,7 @@ def prefect(settings: Settings, given: Mapping[str, str], database: str, log: Pa
     return Server("prefect", (sys.executable, "-m", *command), variables, log, ready)
 
 
-def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts: str, log: Path) -> Server:
+def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts: str, log: Path, workers: int = 2) -> Server:
     """Return MLflow's server at registry.uri, which asks for an account; registry.username is its administrator.
 
     Its accounts are set in a file beside the log that only its owner can read.
@@ -244,7 +244,7 @@ def mlflow(settings: Settings, given: Mapping[str, str], database: str, accounts
     address, store, registry = urlsplit(settings.registry.uri), settings.store, settings.registry
     command = (
         *("mlflow", "server", "--app-name", "basic-auth", "--host", str(address.hostname), "--port", str(address.port)),
-        *("--workers", "2", "--backend-store-uri", database, "--artifacts-destination", f"s3://{store.bucket}/mlflow"),
+        *("--workers", str(workers), "--backend-store-uri", database, "--artifacts-destination", f"s3://{store.bucket}/mlflow"),
     )
     file = log.with_suffix(".ini")
     files.write(file, ACCOUNTS.format(accounts.replace("%", "%%")))

@@ -82,7 +82,12 @@ def objects(size: str, *sets: str, **options: Any) -> list[Object]:
     """Return the objects of a size."""
     ended = template(size, *sets, **options)
     assert ended.code == 0, ended.error
-    return [found for found in yaml.safe_load_all(ended.out) if found]
+    return documents(ended.out)
+
+
+def documents(text: str) -> list[Object]:
+    """Return the documents of a YAML text that are not empty, read by libyaml, ten times as fast as by Python."""
+    return [found for found in yaml.load_all(text, yaml.CSafeLoader) if found]
 
 
 @cache

@@ -273,7 +273,7 @@ def test_rules_monitors_and_dashboards_come_if_values_ask_for_them() -> None:
     required = [f"--set={value}" for value in (*helm.REQUIRED, *values)]
     ended = helm.run("template", "tabloop", str(CHART), "--namespace", "tabloop", *required, *sets)
     assert ended.code == 0, ended.error
-    found = list(yaml.safe_load_all(ended.out))
+    found = helm.documents(ended.out)
     assert faults(found) == []
     rules = yaml.safe_load((ROOT / "infra/settings/prometheus_alerts.yaml").read_text())
     assert one(found, "PrometheusRule tabloop")["spec"] == rules

@@ -61,7 +61,7 @@ def test_a_command_of_helm_prints_what_the_page_says(command: str, printed: str,
         assert (ended.out + ended.error).strip() == printed.strip()
     else:
         assert ended.code == 0, ended.error
-        assert faults([each for each in yaml.safe_load_all(ended.out) if each]) == []
+        assert faults(helm.documents(ended.out)) == []
 
 
 def test_the_values_of_the_page_give_settings_that_are_read(tmp_path: Path) -> None:

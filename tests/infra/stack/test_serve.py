@@ -105,6 +105,7 @@ def test_a_slow_client_is_closed(address: str, name: str) -> None:
     assert answer.startswith(expected) and bool(answer) == bool(expected)
 
 
+@pytest.mark.timing(reason="40 MB must come within a deadline of 2 s")
 def test_a_client_that_is_not_slow_may_send_much(address: str) -> None:
     answer = httpx.put(f"{address}/artifact", content=bytes(40 << 20), headers=AUTHORIZED, timeout=60)
     assert answer.status_code == 200 and answer.headers["x-size"] == str(40 << 20)
@@ -170,6 +171,7 @@ def test_slow_clients_of_the_s3_server_are_closed(s3: tuple[str, ObjectStore]) -
     assert not [answer for answer in answers if b" 200 " in answer]
 
 
+@pytest.mark.timing(reason="each part of 8 MB must come within a deadline of 3 s")
 def test_a_checkpoint_that_takes_longer_than_a_request_may_is_stored(s3: tuple[str, ObjectStore], tmp_path: Path) -> None:
     _, store = s3
     file = tmp_path / "model.safetensors"

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,19 @@ sys.exit(run([(sys.executable, folder + "/engine.py", n, str(p), folder) for n, 
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> "subprocess.Popen[str]":
+def pair(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """A pair of processes that answer as engines do, once both answer."""
     (tmp_path / "engine.py").write_text(ENGINE)
-    ports = [str(port) for port in free_ports(2)]
-    started = subprocess.Popen([sys.executable, "-c", PAIR, *ports, str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while "b answers" not in order(tmp_path):
-        assert started.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    return started
+    command = [sys.executable, "-c", PAIR, *map(str, free_ports(2)), str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            deadline = time.monotonic() + 120
+            while "b answers" not in order(tmp_path):
+                assert started.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            yield started
+        finally:
+            started.terminate()  # it ends both
 
 
 def order(folder: Path) -> list[str]:
@@ -64,14 +68,14 @@ def test_the_second_engine_starts_once_the_first_answers(pair: "subprocess.Popen
     assert order(tmp_path) == ["a starts", "a answers", "b starts", "b answers"]
     engines = children(pair)
     pair.send_signal(signal.SIGTERM)
-    assert pair.wait(10) == 0
+    assert pair.wait(60) == 0
     assert len(engines) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in engines)
 
 
 def test_if_one_ends_both_do(pair: "subprocess.Popen[str]") -> None:
     first, second = children(pair)
     os.kill(second, signal.SIGKILL)
-    assert pair.wait(10) == 1 and pair.stderr
+    assert pair.wait(60) == 1 and pair.stderr
     assert "that of slot 1 ended with -9; the other ends too" in pair.stderr.read()
     assert not Path(f"/proc/{first}").exists()
 

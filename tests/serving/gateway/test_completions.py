@@ -125,11 +125,13 @@ async def test_the_end_token_ends_a_completion_and_is_recorded(house: House) -> 
 
 
 async def test_a_disconnect_stops_the_engine_and_the_completion_is_recorded(house: House) -> None:
-    house.engines[0].delay = 0.05
+    engine = house.engines[0]
+    engine.delay = 0.3
     for stream in (True, False):
+        sampled = engine.sampled
         request = house.client.build_request("POST", house.urls[0] + "/v1/completions", json={**CONTINUE, "stream": stream})
         task = asyncio.create_task(house.client.send(request, stream=True))
-        await asyncio.sleep(0.15)
+        await until(lambda: engine.sampled == sampled + 2)  # noqa: B023
         if stream:
             await (await task).aclose()
         task.cancel()

@@ -479,6 +479,6 @@ async def test_an_offer_of_http2_costs_no_body(house: House, port: int, chunked:
     for part in (head.encode(), sent):
         writer.write(part)
         await asyncio.sleep(0.02)
-    answer = await asyncio.wait_for(reader.readline(), 5)
+    answer = await asyncio.wait_for(reader.readline(), 60)
     writer.close()
     assert answer == b"HTTP/1.1 200 OK\r\n"

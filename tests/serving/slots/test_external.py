@@ -429,7 +429,7 @@ class Breaking(FakeService):
         return response
 
 
-@pytest.mark.parametrize("stays", [0.0, 3.0])
+@pytest.mark.parametrize("stays", [0.0, 600.0])
 @pytest.mark.parametrize("done", [False, True])
 async def test_what_comes_behind_a_finished_completion_changes_nothing(
     tmp_path: Path, tokenizer: Tokenizer, done: bool, stays: float
@@ -438,7 +438,7 @@ async def test_what_comes_behind_a_finished_completion_changes_nothing(
     async with house_with(service, tmp_path, tokenizer) as house:
         service.stays = stays
         service.lines = [chunk(text="ab", finish_reason=None), chunk(text="", finish_reason="stop"), *[b"data: [DONE]"] * done]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             assert (await house.complete()).json()["choices"][0]["finish_reason"] == "stop"
         assert house.rows("completions")[0].finish_reason == "stop" and house.arms.slots[0].up
 

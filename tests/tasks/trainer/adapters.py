@@ -25,7 +25,7 @@ from tasks.trainer.update import optimizer_state, ppo
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, context_positions, micro_batches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, proximal_logprobs
-from tests.tasks.trainer.models import OLDER, reference_loss, samples, synthetic_reference
+from tests.tasks.trainer.models import OLDER, logprobs, reference_loss, samples, synthetic_reference
 from tests.tasks.trainer.parity import gap_to, main_gradient, once
 from tests.tasks.trainer.state import FIRST, SECOND, largest_difference
 from tests.tasks.trainer.trained_models import JOB, Variant
@@ -73,8 +73,11 @@ def adapted(directory: Path, variant: Variant, bf16: bool = False, frozen_layers
 
 
 def expected(model: PreTrainedModel, tensors: Tensors) -> dict[str, Any]:
-    """Return the plain objective's loss with peft's adapter, its gradients, and the adapter after one step of torch's AdamW."""
+    """Return log-probabilities with peft's adapter, the plain objective's loss, its gradients, and the adapter after one step of
+    torch's AdamW."""
     rows, wrapped = samples(model, drift=0.4), with_peft(model, tensors)
+    with torch.no_grad():
+        exact = [logprobs(wrapped, sample) for sample in rows]
     prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
     parameters = trainable(wrapped)
     optimizer = torch.optim.AdamW(parameters.values(), JOB.learning_rate, (0.9, 0.95), weight_decay=0.0)
@@ -83,7 +86,8 @@ def expected(model: PreTrainedModel, tensors: Tensors) -> dict[str, Any]:
     gradients = {name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None}
     torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
     optimizer.step()
-    return {"loss": loss.item(), "gradients": gradients, "stepped": {name: p.detach() for name, p in parameters.items()}}
+    stepped = {name: p.detach() for name, p in parameters.items()}
+    return {"logprobs": exact, "loss": loss.item(), "gradients": gradients, "stepped": stepped}
 
 
 def check_adapter(directory: Path, model: PreTrainedModel, variant: Variant) -> dict[str, float]:
@@ -93,7 +97,7 @@ def check_adapter(directory: Path, model: PreTrainedModel, variant: Variant) -> 
     trained = adapted(directory, variant)
     at_start = gap_to(model, rows, current_logprobs(trained, rows, range(len(rows)), 128))
     load_weights(trained.megatron, tensors, partly=True)
-    logprobs = gap_to(with_peft(model, tensors), rows, current_logprobs(trained, rows, range(len(rows)), 128))
+    own_logprobs = current_logprobs(trained, rows, range(len(rows)), 128)
     older = [i for i, s in enumerate(rows) if s.policy_version == OLDER]
     policies = FixedPolicies(proximal_logprobs(trained, rows, older, JOB), synthetic_reference(rows))
     own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
@@ -107,7 +111,7 @@ def check_adapter(directory: Path, model: PreTrainedModel, variant: Variant) -> 
     apart = sum((ours - theirs).square().sum().item() for ours, theirs in moved)
     return {
         "at_start": at_start,
-        "logprobs": logprobs,
+        "logprobs": max((wanted["logprobs"][i] - torch.tensor(own_logprobs[i])).abs().max().item() for i in range(len(rows))),
         "tensors": len(actual),
         "missing": len(actual.keys() ^ wanted["gradients"].keys()),
         "gradients": max(((actual[n] - g).norm() / g.norm()).item() for n, g in wanted["gradients"].items()),

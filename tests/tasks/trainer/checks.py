@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from tasks.trainer.model.process_group import Parallel, start, stop
 from tasks.trainer.update import ppo
 from tests.tasks.trainer import adapters, learning, memory, parity, refusals, state
-from tests.tasks.trainer.models import OTHERS, tiny
+from tests.tasks.trainer.models import OTHERS, samples, tiny
 from tests.tasks.trainer.trained_models import JOB, LAYOUTS, SHARING, VARIANTS, Variant, restart, write_job
 
 Models = Mapping[str, PreTrainedModel]
@@ -203,6 +203,8 @@ def on_cpus(model: Qwen2ForCausalLM, work: Path) -> dict[str, Any]:
     models = {"model": model} | {name: tiny(**changes) for name, changes in OTHERS.items()}
     for name, saved in models.items():
         saved.save_pretrained(work / name)
+        for drift in (0.0, 0.4):
+            samples(saved, drift)  # the ranks have transformers' log-probabilities from here
     answers = forked(1, work, NAMES[1], partial(in_one_process, models, work))
     of_several = [forked(count, work, NAMES[count], partial(in_several, models, work)) for count in (2, 4, 8)]
     back = forked(1, work, "back", partial(moved_back, models, work))

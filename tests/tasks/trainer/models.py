@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -74,10 +75,25 @@ def logprobs(model: PreTrainedModel, sample: Sample, scale: torch.Tensor = NEUTR
     Args:
         scale: logarithm of the factor of the logits.
     """
-    ids = torch.tensor([[*sample.prompt_token_ids, *sample.token_ids]])
-    logits = model(ids).logits[0, len(sample.prompt_token_ids) - 1 : -1] * scale.exp()
-    scores = (logits / sample.temperature).log_softmax(-1)
-    return scores.gather(-1, torch.tensor(sample.token_ids, dtype=torch.long)[:, None])[:, 0]
+    return _logprobs(model, sample.prompt_token_ids, sample.token_ids, sample.temperature, scale)
+
+
+def exact_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
+    """Return the same without a gradient, computed once for each text: of models whose weights stay as they are."""
+    return _kept_logprobs(model, sample.prompt_token_ids, sample.token_ids, sample.temperature)
+
+
+@cache
+def _kept_logprobs(model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float) -> torch.Tensor:
+    with torch.no_grad():
+        return _logprobs(model, prompt, tokens, temperature, NEUTRAL)
+
+
+def _logprobs(
+    model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float, scale: torch.Tensor
+) -> torch.Tensor:
+    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] * scale.exp()
+    return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(tokens, dtype=torch.long)[:, None])[:, 0]
 
 
 def with_settled_text(rows: list[Sample]) -> list[Sample]:
@@ -108,8 +124,7 @@ def with_drawn_texts(model: PreTrainedModel, rows: list[Sample]) -> list[Sample]
                 "temperature": 0.8,
             }
             one = row.model_copy(update=changes | {"advantage": draw.gauss(0, 1)})
-            with torch.no_grad():
-                exact = logprobs(model, one)
+            exact = exact_logprobs(model, one)
             recorded = (exact + 0.4 * torch.randn(exact.shape, generator=noise)).clamp(max=0)
             drawn.append(one.model_copy(update={"logprobs": tuple(recorded.tolist())}))
     return [*rows, *drawn]
@@ -138,8 +153,7 @@ def samples(model: PreTrainedModel, drift: float, count: int = 12) -> list[Sampl
             reward=number / 10 - 0.3,
             advantage=draw.gauss(0, 1),
         )
-        with torch.no_grad():
-            exact = logprobs(model, sample)
+        exact = exact_logprobs(model, sample)
         recorded = (exact + drift * torch.randn(exact.shape, generator=noise)).clamp(max=0)
         rows.append(sample.model_copy(update={"logprobs": tuple(recorded.tolist())}))
     return rows

@@ -33,7 +33,7 @@ from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, prox
 from tests.tasks.trainer.models import (
     OLDER,
     Expected,
-    logprobs,
+    exact_logprobs,
     reference_loss,
     samples,
     synthetic_reference,
@@ -66,8 +66,7 @@ def largest_gap(trained: TrainedModel, model: PreTrainedModel, rows: list[Sample
 
 def gap_to(model: PreTrainedModel, rows: list[Sample], computed: Logprobs) -> float:
     """Return the largest difference of computed log-probabilities from transformers'."""
-    with torch.no_grad():
-        return max((logprobs(model, s) - torch.tensor(computed[i])).abs().max().item() for i, s in enumerate(rows))
+    return max((exact_logprobs(model, s) - torch.tensor(computed[i])).abs().max().item() for i, s in enumerate(rows))
 
 
 def check_logprobs(directory: Path, model: PreTrainedModel, parallel: Parallel) -> dict[str, float]:
@@ -227,12 +226,11 @@ def check_ceilings(directory: Path, model: PreTrainedModel, parallel: Parallel) 
     changes = {"settled_exponent": 0.1, "settled_beginnings": 0.3, "weight_shares": {"user": 0.35}, "proximal": "step"}
     job = JOB.model_copy(update=changes)
     computed = fixed_policies(trained_model(directory, parallel), rows, job).ceilings
-    with torch.no_grad():
-        exact = {
-            n: logprobs(model, row.model_copy(update={"token_ids": row.settled_token_ids, "temperature": 1.0})).tolist()
-            for n, row in enumerate(rows)
-            if row.settled_token_ids
-        }
+    exact = {
+        n: exact_logprobs(model, row.model_copy(update={"token_ids": row.settled_token_ids, "temperature": 1.0})).tolist()
+        for n, row in enumerate(rows)
+        if row.settled_token_ids
+    }
     bare = log_powers(rows, exact, 1.0, job)
     expected = settled_ceilings(rows, bare, job)
     of_ranks: list[Any] = [None] * dist.get_world_size()

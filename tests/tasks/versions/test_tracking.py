@@ -140,7 +140,7 @@ def test_steps_that_mlflow_missed_are_logged_at_the_end(settings: Registry, monk
         report(LINES[1])
         assert wait_for_steps(settings, 1)
         report(LINES[2])
-        assert warning.wait(5)
+        assert warning.wait(60)
         report(LINES[3])
     assert set(logged(settings)[2]) == {0}
     client = tracking.connect(settings)
