@@ -78,7 +78,7 @@ def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path) -
 
 
 def test_facts_are_summed_by_version_block_project_language_and_decile(tmp_path: Path) -> None:
-    store, test = world(block_seconds=10.0)
+    store, _ = world(block_seconds=10.0)
     export(store, LIMITS, "e", tmp_path, NOW + 60)
     keys = "policy_version, block, project, language, decile"
     rows = query(tmp_path, f"SELECT user_id, {keys}, timestamp FROM facts WHERE variation_id <> ''")
