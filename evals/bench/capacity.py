@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -26,7 +26,7 @@ from evals.bench import feedback, scale, serving
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.rigs.apps import ready, running_app
 from evals.bench.rigs.servers import Server, free_ports, in_new_process, is_listening
-from evals.bench.streams import session, stream_completions
+from evals.bench.streams import session, stream_completion, stream_completions
 from infra import settings as configuration
 from infra.registry.client import Registry
 from infra.settings import Settings
@@ -36,11 +36,15 @@ from tasks.experiments.planning import capacity as plan
 COMPLETIONS, STREAMS = Size(full=2_000, quick=100), 32
 TEXT = "value = compute_something(first, second)"
 """Its first tokens are what every completion has."""
+ALONE, APART_SECONDS = Size(full=100, quick=20), 0.4
+"""Requests of which each finds an idle app, and seconds from one to the next."""
+IDLE_SECONDS = Size(full=30.0, quick=10.0)
+EVENT = {"completion_id": "cmpl-bench", "outcome": "accepted", "shown": TEXT, "elapsed_ms": 800}
 EVENT_SECONDS, READ_SECONDS, READERS = Size(full=10.0, quick=2.0), Size(full=10.0, quick=2.0), 8
 ENGINE_COMPLETIONS = Size(full=400, quick=64)
 LOOKS = Size(full=((1_200, 480, 4.0), (5_000, 1_000, 4.0)), quick=((1_200, 480, 1.0),))
 """Requests a day, objects a day, and days of the tests that are looked at."""
-JOINED = Size(full=((5_000, 1_000, 7.0), (100_000, 1_000, 1.0)), quick=((10_000, 480, 1.0),))
+JOINED = Size(full=((5_000, 1_000, 7.0), (90_000, 1_000, 1.0)), quick=((10_000, 480, 1.0),))
 """Requests a day, objects a day, and days of the windows that are joined; the first has the requests of `tabloop bench scale`."""
 APART = 1.25
 """Most that a prediction may differ from a measurement, as a factor either way."""
@@ -55,7 +59,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
         root = Path(folder)
         with bench.part("app", share=0.3):
-            completion = await completion_cpu(settings, root / "app", COMPLETIONS.of(bench.quick))
+            completion = await completion_cpu(settings, root / "app", bench.quick)
             for one in completion:
                 yield one
             core = next(one.value for one in completion if one.name == CORE)
@@ -81,8 +85,10 @@ def compared(name: str, planned: float, measured: float) -> Figure:
     return figure(f"{name}.apart", max(planned / measured, measured / planned), "times", most=APART)
 
 
-async def completion_cpu(settings: Settings, folder: Path, count: int) -> list[Figure]:
-    """Return what a completion costs the app, and how many one core of it serves, with engines that only give tokens."""
+async def completion_cpu(settings: Settings, folder: Path, quick: bool) -> list[Figure]:
+    """Return what a completion costs the app, and how many one core of it serves, with engines that only give tokens; then what
+    the app costs without requests, and a completion and an event that find it idle."""
+    count = COMPLETIONS.of(quick)
     champion = Registry.connect(settings.registry).aliases().champion
     assert champion, "the stack has a champion"
     ids = Text.of(configuration.path(settings.model.base), settings.model).tokenizer.encode(TEXT, add_special_tokens=False).ids
@@ -97,7 +103,10 @@ async def completion_cpu(settings: Settings, folder: Path, count: int) -> list[F
             listens: Callable[[], bool] = partial(is_listening, port)
             engine = stack.enter_context(Server("engine", command, os.environ, folder / f"engine-{port}.log", listens))
             await asyncio.to_thread(engine.wait)
-        async with running_app(settings, folder, variables) as (server, port, _), session(settings.serving.token) as http:
+        async with (
+            running_app(settings, folder, variables) as (server, port, feedback_port),
+            session(settings.serving.token) as http,
+        ):
             await ready(port)
             app = psutil.Process(server.pid)
             url, bodies = f"http://127.0.0.1:{port}/v1/completions", [serving.editor_body(settings, text) for text, _ in pairs]
@@ -105,14 +114,53 @@ async def completion_cpu(settings: Settings, folder: Path, count: int) -> list[F
             before, began = sum(app.cpu_times()[:2]), time.monotonic()
             results, _ = await stream_completions(http, url, bodies[count // 10 :], STREAMS)
             cpu, seconds = sum(app.cpu_times()[:2]) - before, time.monotonic() - began
+            await asyncio.sleep(2 * settings.serving.ship_seconds)  # until all is shipped
+            idle = await idle_cpu(app, IDLE_SECONDS.of(quick))
+            lone = bodies[: ALONE.of(quick)]
+            alone = await alone_cpu(app, [partial(stream_completion, http, url, body) for body in lone], idle)
+            posts = [partial(post, http, f"http://127.0.0.1:{feedback_port}/v1/feedback")] * len(lone)
+            event_alone = await alone_cpu(app, posts, idle)
+    core = plan.COMPLETION_CPU.value / (cpu / len(results))
     tokens_each = statistics.fmean(result.tokens for result in results)
     return [
         figure("capacity.completion_tokens", tokens_each, ""),
         figure("capacity.completion_cpu", 1e3 * cpu / len(results), "ms"),
         figure("capacity.completions_per_second", len(results) / seconds, "1/s"),
         figure("capacity.app_busy", cpu / seconds, "cores"),
-        figure(CORE, plan.COMPLETION_CPU.value / (cpu / len(results)), "times the reference's core"),
+        figure(CORE, core, "times the reference's core"),
+        figure("capacity.idle_cpu", 1e3 * idle, "ms a second"),
+        figure("capacity.completion_alone_cpu", 1e3 * alone, "ms"),
+        compared("capacity.completion_alone_cpu", plan.ALONE_CPU.value / core, alone),
+        figure("capacity.event_alone_cpu", 1e3 * event_alone, "ms"),
+        compared("capacity.event_alone_cpu", plan.EVENT_ALONE_CPU.value / core, event_alone),
     ]
+
+
+async def idle_cpu(app: psutil.Process, seconds: float) -> float:
+    """Return the CPU seconds a second of an app without requests."""
+    before = sum(app.cpu_times()[:2])
+    await asyncio.sleep(seconds)
+    return (sum(app.cpu_times()[:2]) - before) / seconds
+
+
+async def alone_cpu(app: psutil.Process, requests: Sequence[Callable[[], Awaitable[object]]], idle: float) -> float:
+    """Return the CPU seconds of a request that finds the app idle, without those of the idle app.
+
+    Args:
+        requests: each is sent APART_SECONDS after the one before.
+        idle: CPU seconds a second without requests.
+    """
+    before, began = sum(app.cpu_times()[:2]), time.monotonic()
+    for request in requests:
+        await asyncio.gather(request(), asyncio.sleep(APART_SECONDS))
+    seconds = time.monotonic() - began
+    return (sum(app.cpu_times()[:2]) - before - idle * seconds) / len(requests)
+
+
+async def post(http: aiohttp.ClientSession, url: str) -> None:
+    """Post an event. Raises aiohttp.ClientResponseError where it is refused."""
+    async with http.post(url, json=EVENT) as response:
+        response.raise_for_status()
 
 
 def make(folder: Path, requests: int, objects: int, days: float) -> None:
@@ -140,7 +188,7 @@ def of_join(folder: Path, requests: int, objects: int, days: float, core: float)
         figure(name, found["cpu"], "s of CPU"),
         compared(name, plan.join_seconds(rows, rows, found["gets"] / 2) / core, found["cpu"]),
         figure(f"{name}_memory", found["memory"], "MB more"),
-        compared(f"{name}_memory", rows * plan.JOINED_BYTES.value / 2**20, found["memory"]),
+        compared(f"{name}_memory", (plan.join_memory(rows, 0)[0] - plan.FLOW_BYTES.value) / 2**20, found["memory"]),
     ]
 
 

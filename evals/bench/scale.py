@@ -11,7 +11,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -32,8 +32,9 @@ from infra.settings.schema import Collect, Experiment
 from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.experiments.controller.look import ObservedTest, look
 from tasks.experiments.planning.plan import make_plan
-from tasks.labels.partitions import plan_window
-from tasks.labels.pipeline import label_window
+from tasks.labels import apart
+from tasks.labels.partitions import Partition, plan_window
+from tasks.labels.pipeline import JoinedPartition, join_partition, label_window
 from tasks.labels.window import Window
 
 DAYS = Size(full=(2, 4, 8, 16, 32), quick=(1, 2, 4))
@@ -174,12 +175,17 @@ def measure(folder: Path, days: float, now: float) -> dict[str, float]:
 
 
 def measure_join(folder: Path, days: float) -> dict[str, float]:
-    """Return what a cycle's join of a window of so many days costs."""
+    """Return what a cycle's join of a window of so many days costs; the window is one that threads join (apart.LEAST_APART)."""
     store, collect = CountingStore(folder), Collect()
     before, cpu = _memory(), time.process_time()
     window = Window(since=END - days * DAY, until=END, oldest=END - days * DAY, known={})
     plan = plan_window(store, window, END, collect.join_seconds, hindsight=collect.hindsight)
-    rows = label_window(store, plan).requests.height
+    with apart.joiners(plan.partitions) as pool:
+
+        def join_all(parts: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
+            return list(pool.map(lambda part: join_partition(store, part, tokens=tokens), parts))
+
+        rows = label_window(store, plan, join_all=join_all).requests.height
     return {
         **{"gets": store.sent.gets, "cpu": time.process_time() - cpu, "memory": _memory() - before, "requests": rows},
     }

@@ -15,15 +15,13 @@ from infra.storage.counted import EVENTS, HOUR, OBJECTS
 from infra.storage.events import segments
 from infra.storage.events.read import event_keys, fetch, recent_keys, times
 from infra.storage.store import ObjectStore
-from tasks.labels.partitions import ID_COLUMNS, IMPRESSION, id_frame
+from tasks.labels.partitions import ID_COLUMNS, IMPRESSION, PENDING, id_frame
 
 KINDS = ("completions", "feedback")
 REACH_SECONDS = 60.0
 """Seconds by which `join_seconds` is exceeded in what counts as near: clocks differ, and the request after one says whether the
 editor reports it (attribution.CLOCK_SLACK_SECONDS, unreported.REACH_SECONDS)."""
 REQUESTS = {"id": pl.UInt64, "time": pl.Float64}
-PENDING = 256
-"""Objects whose rows are turned into one frame."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Read the events of a partition from the object store."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,30 @@ from infra.records import Completion, Feedback
 from infra.storage.events.read import fetch, time_of, times, visible
 from infra.storage.events.tables import checked
 from infra.storage.store import ObjectStore
-from tasks.labels.partitions import IMPRESSION, Partition, id_frame
+from tasks.labels.partitions import IMPRESSION, PENDING, Partition, id_frame
 from tasks.labels.sampled import in_sample
 
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
+
+
+@dataclass(eq=False)
+class _Together:
+    """Tables of one set of columns that become one table.
+
+    A table takes 40 KB beside its rows, for its schema and the buffers of its columns, so PENDING of them are copied into one.
+    """
+
+    pending: list[pa.Table] = field(default_factory=list)
+    copied: list[pa.Table] = field(default_factory=list)
+
+    def add(self, table: pa.Table) -> None:
+        self.pending.append(table)
+        if len(self.pending) == PENDING:
+            self.copied.append(pa.concat_tables(self.pending).combine_chunks())
+            self.pending.clear()
+
+    def table(self) -> pa.Table:
+        return pa.concat_tables([*self.copied, *self.pending])
 
 
 class InputChanged(RuntimeError):
@@ -71,7 +91,7 @@ def _read_tables(
     With each table the time after which its rows are the window's. `ids`: those of the rows that are read; None: all.
     """
     expected = {row["key"]: row for row in sources.iter_rows(named=True)}
-    by_schema: dict[tuple[float, str], list[pa.Table]] = {(-np.inf, ""): [pa.schema([]).empty_table()]}
+    by_schema: dict[tuple[float, str], _Together] = {(-np.inf, ""): _Together([pa.schema([]).empty_table()])}
     for holder, part in fetch(store, sources["object"].unique().sort().to_list(), left_out=left_out):
         source = expected.get(part.key)
         if source is None or source["object"] != holder:
@@ -87,5 +107,5 @@ def _read_tables(
             selected = selected.filter(in_sample(id_frame(selected)["user"], partition.share).to_arrow())
         if ids is not None:
             selected = selected.filter(id_frame(selected)["id"].is_in(ids.implode()).to_arrow())
-        by_schema.setdefault((source["counted_after"], str(table.schema)), []).append(selected)
-    return [(after, pa.concat_tables(tables)) for (after, _), tables in by_schema.items()]
+        by_schema.setdefault((source["counted_after"], str(table.schema)), _Together()).add(selected)
+    return [(after, together.table()) for (after, _), together in by_schema.items()]

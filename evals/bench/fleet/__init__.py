@@ -33,6 +33,7 @@ from infra.registry.client import CHALLENGER, Registry, RegistryError
 from infra.settings import Settings
 from infra.stack import prefect_api, seed
 from infra.storage.store import ObjectStore
+from tasks.experiments.planning import capacity
 
 USERS, CONCURRENCY, SPEED, RATE = 200, 16, 200.0, 8.0
 UNDISTURBED_SECONDS, AWAY_SECONDS = Size(full=90.0, quick=20.0), Size(full=45.0, quick=25.0)
@@ -145,9 +146,14 @@ async def undisturbed(this: Run) -> list[Figure]:
     level = p99(requests)
     this.bound = BOUND * level
     failed, events = this.watched.failures(since, time.time())
+    rate, events_rate = len(requests) / seconds, sum(one.sent >= since for one in this.watched.events) / seconds
+    planned = capacity.app_cpu(rate, events_rate, parts.REPLICAS)
     return [
-        figure("undisturbed.requests_per_second", len(requests) / seconds, "1/s"),
+        figure("undisturbed.requests_per_second", rate, "1/s"),
+        figure("undisturbed.events_per_second", events_rate, "1/s"),
         figure("undisturbed.replicas_cpu", 1e3 * cpu / seconds, "ms of CPU a second"),
+        # A machine's core is measured by the bench `capacity`.
+        figure("undisturbed.planned_cpu", 1e3 * planned, "ms of CPU a second on a core of the plan's"),
         figure("undisturbed.p99", level, "ms"),
         figure("undisturbed.failed_requests", len(failed) + len(events), "", most=0),
     ]

@@ -14,6 +14,8 @@ from infra.pages.figures import sampled
 from infra.settings import Settings
 from infra.storage.events.read import READERS
 from tasks.experiments.planning import planner
+from tasks.labels.apart import LEAST_APART
+from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS
 from tasks.labels.sampled import share_of
 from tasks.labels.window import WINDOW_SECONDS
 
@@ -49,6 +51,14 @@ class Cost:
 
 COMPLETION_CPU = Cost(0.0062, "measured 2026-11-26: CPU of the app for a completion of 10 tokens; `tabloop bench capacity`")
 EVENT_CPU = Cost(0.00082, "measured 2026-11-26: CPU of the app for an event; `tabloop bench capacity`")
+XEON = 2.26
+"""Speed of a core of the Xeon over the reference's: costs that were measured there are given for the reference's core."""
+IDLE_CPU = Cost(0.0107 * XEON, "measured 2026-11-27: CPU a second of a replica without requests; `tabloop bench fleet`")
+ALONE_CPU = Cost(
+    0.0075 * XEON,
+    "measured 2026-11-27: the same where nothing else runs, so that each token wakes the app; `tabloop bench capacity`",
+)
+EVENT_ALONE_CPU = Cost(0.0031 * XEON, "measured 2026-11-27: the same for an event; assumed: linear in the time that is idle")
 COMPLETION_BYTES = Cost(690.0, "measured at 123 tokens of prompt; 1.6 bytes for each further token are assumed")
 EVENT_BYTES = Cost(551.0, "measured at 123 tokens of prompt; 0.67 bytes for each further token are assumed")
 MEASURED_PROMPT, COMPLETION_TOKEN_BYTES, EVENT_TOKEN_BYTES = 123, 1.6, 0.67
@@ -59,10 +69,17 @@ OBJECT_CPU = Cost(7.4e-3, "measured 2026-11-26: an event object that is read; `t
 READ_CPU = Cost(
     47e-6, "measured 2026-11-26: a request whose user is outside a sample of 1 in 8, of 100,000 requests (collect.most_requests)"
 )
-JOINED_BYTES = Cost(4_100.0, "measured 2026-11-27: 4.1 GB in the flow's process for a million requests; `tabloop bench join`")
+FLOW_BYTES = Cost(0.17e9, "measured 2026-11-27: the flow's process before it reads")
+PARTITION_BYTES = Cost(
+    11_000.0,
+    "measured 2026-11-27: a request of a partition that is joined, with its events; an object takes nothing of its own",
+)
+READ_BYTES = Cost(2_130.0, "measured 2026-11-27: a request of the window, of a million; `tabloop bench join`")
+TRAINED_BYTES = Cost(1_800.0, "measured 2026-11-27: beside that, a request of the batch; `tabloop bench join`")
 GPU_RATE = Cost(
     143.0,
-    "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; --gpu-rate takes your card's",
+    "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; no other card or model "
+    "was: `tabloop bench capacity` beside your engines has its engine_completions_per_second for --gpu-rate",
 )
 ADAPTERS = Cost(0.5, "measured 2026-11-27: the rate of four versions as adapters over that of merged weights, on the same card")
 
@@ -140,7 +157,8 @@ def per_day(text: str) -> float:
     match = RATE.fullmatch(text.strip())
     found = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
     if not match or found <= 0:
-        raise NotARate(f"--requests: expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s, got {text!r}")
+        expected = "expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s"
+        raise NotARate(f"--requests: {expected}, got {text!r}: `tabloop capacity --requests 10000/day`")
     return found * DAY / UNITS[match[3]]
 
 
@@ -179,11 +197,12 @@ CYCLE_SECONDS = HOUR
 
 
 def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
-    apps, cpu = _apps(load), app_cpu(load)
+    apps = _apps(load)
+    cpu = app_cpu(load.peak, EVENTS * load.peak, apps, load.core)
     yield Row(
         "app",
         f"{apps} replicas of one core: {number(cpu)} cores at the peak of {number(load.peak)}/s",
-        f"{COMPLETION_CPU.basis}; {EVENT_CPU.basis}",
+        "; ".join(cost.basis for cost in (COMPLETION_CPU, EVENT_CPU, IDLE_CPU, ALONE_CPU, EVENT_ALONE_CPU)),
     )
     whole, adapters = (math.ceil(load.peak / rate / BUSY) for rate in (gpu_rate.value, gpu_rate.value * ADAPTERS.value))
     yield Row(
@@ -196,13 +215,29 @@ def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
     yield Row("registry", f"{number(reads)} reads a second", f"assumed: MLflow answers {STORE_READS:g}", reads / STORE_READS)
 
 
-def app_cpu(load: Load) -> float:
-    """Return the CPU seconds a second of all replicas in the busiest minutes."""
-    return load.peak * (COMPLETION_CPU.value + EVENTS * EVENT_CPU.value) / load.core
+def app_cpu(completions: float, events: float, replicas: int, core: float = 1.0) -> float:
+    """Return the CPU seconds a second of all replicas.
+
+    A request costs most where nothing else runs: each of its messages wakes the app. Messages that come while the app is busy are
+    read together, so that the cost falls to that at a core's limit with the share of time in which it is busy.
+
+    Args:
+        completions, events: of a second, divided evenly among the replicas.
+        core: speed of a core over the reference's.
+    """
+    alone = (completions * ALONE_CPU.value + events * EVENT_ALONE_CPU.value) / replicas / core
+    busy = _limit_cpu(completions, events) / replicas / core
+    # The solution of used = idle + busy + (1 - used) * (alone - busy), a second's share of a replica.
+    return replicas * (IDLE_CPU.value / core + alone) / (1 + alone - busy)
+
+
+def _limit_cpu(completions: float, events: float) -> float:
+    """Return the CPU seconds of completions and events at a core's limit."""
+    return completions * COMPLETION_CPU.value + events * EVENT_CPU.value
 
 
 def _apps(load: Load) -> int:
-    return max(load.replicas, math.ceil(app_cpu(load) / BUSY))
+    return max(load.replicas, math.ceil(_limit_cpu(load.peak, EVENTS * load.peak) / load.core / BUSY))
 
 
 def _objects(load: Load, settings: Settings) -> float:
@@ -265,13 +300,16 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     yield Row("first cycle", needs, "computed from collect.min_samples", used)
     read = min(rows, settings.collect.most_requests)
     objects = 2 * load.hours * days + _objects(load, settings) / load.hours
-    memory, seconds = read * JOINED_BYTES.value, join_seconds(rows, read, objects) / load.core
+    memory, joiners = join_memory(read, min(read, settings.collect.max_samples))
+    seconds = join_seconds(rows, read, objects) / load.core
     window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
+    beside = f", and {number(joiners / 1e9)} GB in processes that join" if joiners else ""
+    bases = "; ".join(cost.basis for cost in (FLOW_BYTES, PARTITION_BYTES, READ_BYTES, TRAINED_BYTES))
     yield Row(
         "join: memory",
-        f"{number(memory / 1e9)} GB for {window}",
-        f"{JOINED_BYTES.basis}; assumed: a machine of {FLOW_MEMORY / 1e9:g} GB",
-        memory / FLOW_MEMORY,
+        f"{number(memory / 1e9)} GB{beside} for {window}",
+        f"{bases}; assumed: a machine of {FLOW_MEMORY / 1e9:g} GB",
+        (memory + joiners) / FLOW_MEMORY,
     )
     yield Row(
         "join: time",
@@ -291,6 +329,16 @@ def look_seconds(hour: float, rows: float, objects: float, share: float = 1.0) -
         share: share of users whose requests it counts.
     """
     return LOOK_CPU.value + join_seconds(hour, hour * share, objects) + LOOK_ROW_CPU.value * rows
+
+
+def join_memory(requests: float, trained: float) -> tuple[float, float]:
+    """Return the bytes of memory of a flow's process that joins requests and trains on a part of them, and of the processes
+    beside it that join a large window (tasks/labels/apart.py)."""
+    flow = FLOW_BYTES.value + trained * TRAINED_BYTES.value
+    if requests <= LEAST_APART:
+        return flow + requests * PARTITION_BYTES.value, 0.0
+    joiners = AT_ONCE * (FLOW_BYTES.value + LEAST_REQUESTS * PARTITION_BYTES.value)
+    return flow + requests * READ_BYTES.value, joiners
 
 
 def join_seconds(requests: float, sampled: float, objects: float) -> float:

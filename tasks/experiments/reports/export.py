@@ -19,6 +19,7 @@ from tasks.experiments.counting.metrics import values
 from tasks.experiments.counting.totals import ARMS, by_test, read_labelled, weights
 from tasks.experiments.moves.log import ids
 from tasks.experiments.planning.plan import plan_of
+from tasks.labels.measures import deciles
 from tasks.statistics.answered import per_request
 
 EXPOSURES, FACTS = "exposures.parquet", "facts.parquet"
@@ -81,20 +82,26 @@ def acceptance(found: pl.DataFrame) -> dict[Arm, Rate]:
 def facts(labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float) -> pl.DataFrame:
     """Return a row for each request that the test counts, and for each of these users' requests before it.
 
-    The columns are those of infra/docs/operate/other-systems.md: who, when, which variation (empty before the test), the weight
-    by which the caps let the request count, and the value of every metric and denominator.
+    The columns are those of infra/docs/operate/other-systems.md: who, when, which variation (empty before the test), by what the
+    sums are divided, the weight by which the caps let the request count, and the value of every metric and denominator.
     """
     during, before = by_test(labelled, experiment, until)
     counted = during.join(weights(during, plan), on=["arm", "user", "credential"], how="left")
     earlier = before.filter(pl.col("user").is_in(during["user"].unique().implode()))
+    activity = deciles(during["user"])
     parts = (counted, "arm", pl.col("weight")), (earlier, None, pl.lit(1.0))
     frames = [
-        rows.select(
+        rows.join(activity, on="user", how="left").select(
             user_id="user",
             unit_id=_unit(plan),
             timestamp=(pl.col("time") * 1e6).round().cast(pl.Int64).cast(pl.Datetime("us", "UTC")),
             experiment_id=pl.lit(experiment.id),
             variation_id=pl.col(arm).cast(pl.String) if arm else pl.lit(""),
+            policy_version="policy_version",
+            block=_block(plan),
+            project="project",
+            language=pl.col("language").fill_null(""),
+            decile="decile",
             weight=weight,
             **values(plan),
         )
@@ -114,7 +121,12 @@ def _unit(plan: Plan) -> pl.Expr:
     """Return what meets one variation: a user, or a user's block of time."""
     if plan.design == "by_user":
         return pl.col("user")
-    return pl.concat_str("user", (pl.col("time") // plan.block_seconds).cast(pl.Int64), separator=":")
+    return pl.concat_str("user", _block(plan), separator=":")
+
+
+def _block(plan: Plan) -> pl.Expr:
+    """Return the number of the block of time in which a crossover serves a user by one arm."""
+    return (pl.col("time") // plan.block_seconds).cast(pl.Int64)
 
 
 def _experiment(store: ObjectStore, identifier: str) -> tuple[ExperimentRecord, Decision | None]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.settings import Settings
-from tasks.experiments.planning.capacity import Load, NotARate, capacity, per_day
+from tasks.experiments.planning.capacity import Load, NotARate, app_cpu, capacity, join_memory, per_day
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,9 @@ def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory
         rate: {row.part: row for row in capacity(Load(per_day(rate), 24.0), Settings()).rows} for rate in ("1M/day", "400M/day")
     }
     found, larger = (rows[rate]["join: memory"] for rate in rows)
-    assert (
-        found.needs == "4.1 GB for at most 1,000,000 requests of the window, of a sample of 1 in 8 users (collect.most_requests)"
+    assert found.needs == (
+        "2.3 GB, and 1.4 GB in processes that join for at most 1,000,000 requests of the window, of a sample of 1 in 8 users "
+        "(collect.most_requests)"
     )
     assert found.used == larger.used and "1 in 4,096 users" in larger.needs
     # 7 million requests in a week: 1 million are joined, the others read.
@@ -60,6 +61,31 @@ def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory
     time = {row.part: row for row in capacity(Load(per_day("1M/day"), 24.0), few).rows}["join: time"]
     objects = 2 * 24 * 7 + 2 * 3  # of compacted hours, and of three replicas since
     assert time.needs == f"{1e6 * 194e-6 + 6e6 * 47e-6 + objects * 7.4e-3:.0f} s of CPU"
+
+
+def test_the_cpu_of_a_fleet_is_that_of_its_own_benchmark() -> None:
+    """`tabloop bench fleet --quick` of 2026-11-27, three replicas on a core of 2.26 times the reference's speed."""
+    assert 1e3 * app_cpu(0.0, 0.0, 3, 2.26) == pytest.approx(32, rel=0.25)
+    assert 1e3 * app_cpu(7.6, 3.8, 3, 2.26) == pytest.approx(95, rel=0.25)
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 9), st.floats(0.1, 10))
+def test_a_core_at_its_limit_is_busy_and_one_below_it_is_not(
+    completions: float, events: float, replicas: int, core: float
+) -> None:
+    used = app_cpu(completions, events, replicas, core)
+    limit = (completions * 0.0062 + events * 0.00082) / core
+    if core > 0.1 and limit < 0.9 * replicas:
+        assert limit <= used
+    assert app_cpu(completions, events, replicas + 1, core) > used or limit > replicas
+
+
+def test_the_memory_of_a_join_is_that_of_its_benchmark() -> None:
+    """A million requests, all trained on and a batch of 32,768, in 4.1 and 2.36 GB (2026-11-27)."""
+    assert join_memory(1e6, 1e6)[0] == pytest.approx(4.1e9, rel=0.05)
+    assert join_memory(1e6, 32_768)[0] == pytest.approx(2.36e9, rel=0.05)
+    # 34,944 requests in 7,260 objects, and in 1,730: 565 and 575 MiB; a small window has no process beside.
+    assert join_memory(34_944, 0) == (pytest.approx(570 * 2**20, rel=0.25), 0.0)
 
 
 def test_a_window_that_never_fills_is_named() -> None:

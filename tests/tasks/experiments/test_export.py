@@ -2,6 +2,7 @@
 
 import random
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path) -
     assert found.estimate == pytest.approx(of_arm["challenger"]["rate"] - of_arm["champion"]["rate"], abs=1e-12)
     assert {arm: round(row["requests"]) for arm, row in of_arm.items()} == verdict.requests
     assert min(row["weight"] for row in query(tmp_path, "SELECT weight FROM facts")) < 0.9, "the busy users are capped"
+
+
+def test_facts_are_summed_by_version_block_project_language_and_decile(tmp_path: Path) -> None:
+    store, _ = world(block_seconds=10.0)
+    export(store, LIMITS, "e", tmp_path, NOW + 60)
+    keys = "policy_version, block, project, language, decile"
+    rows = query(tmp_path, f"SELECT user_id, {keys}, timestamp FROM facts WHERE variation_id <> ''")
+    assert all(row["block"] == row["timestamp"].timestamp() // 10 for row in rows) and len({row["block"] for row in rows}) == 2
+    requests = Counter(row["user_id"] for row in rows)
+    ranked = sorted(requests, key=lambda user: (requests[user], user))
+    assert {row["user_id"]: row["decile"] for row in rows} == {user: 10 * i // USERS + 1 for i, user in enumerate(ranked)}
+    made = completion("any")
+    assert {(row["policy_version"], row["project"], row["language"]) for row in rows} == {
+        (made.policy_version, made.project, made.language)
+    }
 
 
 def test_exposures_are_each_users_first_request_and_earlier_facts_have_no_variation(tmp_path: Path) -> None:

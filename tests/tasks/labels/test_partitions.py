@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from infra.records import Completion, Feedback, Sample
 from infra.settings.schema import Collect
 from infra.storage.store import from_parquet, to_parquet
-from tasks.labels import pipeline, samples, users
+from tasks.labels import partitions, pipeline, read, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.impressions import STRENGTH
 from tasks.labels.partitions import HOUR, Partition, WindowPlan, plan_window
@@ -108,7 +108,8 @@ def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
 def test_hourly_partitions_give_the_same_result_as_one_and_as_the_reference(history, seed: int, objects: int) -> None:
     completions, events = history
     single, single_result = join_window(store_events(completions, events, 0, 1), 10**9)
-    with patch.object(pipeline, "TOGETHER", 2):  # of a million requests, a part is labelled at a time
+    # Of a million requests a part is labelled at a time, and of many objects some are copied into one table.
+    with patch.object(pipeline, "TOGETHER", 2), patch.object(read, "PENDING", 2), patch.object(partitions, "PENDING", 2):
         hourly, hourly_result = join_window(store_events(completions, events, seed, objects), 0)
     assert len(single.partitions) == 1
     assert len(hourly.partitions) == len({c.time // HOUR for c in completions})
