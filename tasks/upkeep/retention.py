@@ -123,7 +123,7 @@ def old_evaluations(store: ObjectStore, before: float) -> list[str]:
 def old_rows(store: ObjectStore, before: float) -> list[str]:
     """Return the objects with rows of ended cycles that were sealed before a time."""
     old: list[str] = []
-    for cycle, objects in cycles.index(store).items():
+    for cycle, objects in cycles.every(store).items():
         rows = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(OLD)]
         if rows and {"manifest.json", "outcome.json"} <= objects and cycles.manifest_of(store, cycle).created < before:
             old += rows

@@ -50,7 +50,7 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
 
 def _outcome(store: ObjectStore, version: str) -> CycleOutcome | None:
     """Return the outcome of the cycle that made a version."""
-    index = cycles.index(store)
+    index = cycles.every(store)
     for cycle in reversed([cycle for cycle, objects in index.items() if cycles.OUTCOME in objects]):
         outcome = CycleOutcome.model_validate(store.get_json(cycles.key(cycle, cycles.OUTCOME)))
         if outcome.version == version:
