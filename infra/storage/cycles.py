@@ -48,6 +48,12 @@ def project_of(cycle: str) -> str:
     return cycle[: -len(name(0))].removesuffix("-")
 
 
+def project_of_test(experiment: str) -> str:
+    """Return the project whose cycle's candidate an experiment tests; empty for one of the common loop, or of no cycle."""
+    cycle, _, _ = experiment.rpartition("-version-")
+    return project_of(cycle) if KEY.match(key(cycle, MANIFEST)) else ""
+
+
 def key(cycle: str, name: str = "") -> str:
     """Return the key of a cycle's object; of its folder where no name is given."""
     return f"{PREFIX}{cycle}/{name}"
