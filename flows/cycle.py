@@ -90,10 +90,12 @@ def complete(context: Context, manifest: Manifest) -> State | CycleOutcome:
     if isinstance(evaluation, Waiting):
         return Completed(name=evaluation.state, message=evaluation.reason)
     registered = register(context, manifest, candidate, evaluation)
-    if evaluation.passed:
-        outcome = open_experiment(context, manifest, registered)
-    else:
+    if not evaluation.passed:
         outcome = fail(context, manifest, registered, evaluation)
+    elif isinstance(opened := open_experiment(context, manifest, registered), Waiting):
+        return Completed(name=opened.state, message=opened.reason)
+    else:
+        outcome = opened
     show(context, manifest, candidate, evaluation, outcome)
     return outcome
 

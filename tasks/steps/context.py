@@ -49,6 +49,11 @@ class Context:
         """The projects with a loop of their own beside the common one; none in the context of a project."""
         return tuple(sorted(self.store.scope.apart))
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether several loops run one after another in a run of a flow, so that none may wait within its turn."""
+        return bool(self.settings.serving.own_champions)
+
     def folder(self, cycle: str) -> Path:
         """Return the folder of a cycle's working files on this machine."""
         return settings_.path(self.settings.train.folder) / cycle

@@ -1,4 +1,4 @@
-"""Projects with a champion of their own: each request is served by the caller's project, and by the common champion without it."""
+"""Projects with a champion of their own: the caller's project chooses the champion, else the common one answers."""
 
 import contextlib
 from collections.abc import AsyncIterator
