@@ -34,6 +34,7 @@ SEALED_JUDGE = ("rubric", "calibration_places")
 refuses is replaced."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 KEY = re.compile(r"^cycles/((?:([a-z0-9-]+)-)?cycle-\d{6})/(.+)$")
+TEST = re.compile(r"^([a-z0-9-]+)-(?:cycle-\d{6}|anchor-[\d.]+)-version-")
 Index = dict[str, set[str]]
 """The names of the objects of cycles, by cycle, the oldest first."""
 
@@ -49,9 +50,9 @@ def project_of(cycle: str) -> str:
 
 
 def project_of_test(experiment: str) -> str:
-    """Return the project whose cycle's candidate an experiment tests; empty for one of the common loop, or of no cycle."""
-    cycle, _, _ = experiment.rpartition("-version-")
-    return project_of(cycle) if KEY.match(key(cycle, MANIFEST)) else ""
+    """Return the project whose loop an experiment is of; empty: the common one's, or a move by hand."""
+    match = TEST.match(experiment)
+    return match[1] if match else ""
 
 
 def key(cycle: str, name: str = "") -> str:

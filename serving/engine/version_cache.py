@@ -114,11 +114,19 @@ class VersionCache:
     def prune(self, in_use: Collection[str]) -> None:
         """Delete versions that neither are in use nor were in a slot of any loop last, except the newest KEPT_VERSIONS."""
         with self._changing:
-            files = (path.name for path in self._state.glob(f"*{SLOTS}"))
-            kept = {*in_use, *(v for name in files for v in (self._read(name, _versions_by_slot) or {}).values())}
+            kept = {*in_use, *(version for slots in self._every_file() for version in slots.values())}
             unused = [p for p in (self._state / "versions").glob("*") if p.is_dir() and p.name not in kept]
             for path in sorted(unused, key=lambda p: p.stat().st_mtime)[:-KEPT_VERSIONS]:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def every_slot(self) -> list[tuple[Path, str]]:
+        """Return the directories and versions that the slots of all loops held last, each once."""
+        held = sorted({version for slots in self._every_file() for version in slots.values()})
+        return [(path, version) for version in held if (path := self.path(version))]
+
+    def _every_file(self) -> list[dict[str, str]]:
+        names = sorted(path.name for path in self._state.glob(f"*{SLOTS}"))
+        return [self._read(name, _versions_by_slot) or {} for name in names]
 
     def slot_version(self, slot: int) -> tuple[Path, str] | None:
         """Return the directory and version that a slot held last, or None if the version is not on this disk."""
