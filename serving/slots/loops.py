@@ -45,8 +45,8 @@ class LoopArms:
         routes = arms.route(user, now, experiments=experiments, version=version)
         if not routes:
             return common
-        assigned = {"assigned": routes[0].assigned, "assigned_arm": routes[0].assigned_arm}
-        return routes + [replace(route, **assigned) for route in common]
+        test, arm = routes[0].assigned, routes[0].assigned_arm
+        return routes + [replace(route, assigned=test, assigned_arm=arm) for route in common]
 
     def pinned(self, project: str, arm: str, version: str) -> Route:
         """Return the route of a completion pinned to an arm of the project's loop, or to a version. Raises as Arms.pinned."""

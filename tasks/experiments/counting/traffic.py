@@ -77,7 +77,7 @@ def by_project(store: ObjectStore, resolved: Settings, plan: Plan, now: float, d
     """Return the same for each project, whichever loop reads it."""
     rows, share = _read(COMMON.view(store), resolved, plan, now, days, None)
     parts = rows.partition_by("project", as_dict=True)
-    return {str(name): _traffic(part, share, resolved, plan, now, days) for (name,), part in sorted(parts.items())}
+    return {str(key[0]): _traffic(part, share, resolved, plan, now, days) for key, part in parts.items()}
 
 
 def _read(
