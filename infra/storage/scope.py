@@ -65,7 +65,7 @@ def scope_of(settings: Settings, project: str = "") -> Scope:
         names = " or ".join(sorted(own)) or "none, since no project has a champion of its own"
         raise NoOwnChampion(
             f"project = {project!r}, expected {names}; set own_champion = true in [serving.projects.{project}] of the "
-            "settings, and run `tabloop up` again"
+            "settings, and run `tabloop restart`"
         )
     return Scope(project) if project else Scope(apart=own)
 
