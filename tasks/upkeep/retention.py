@@ -26,8 +26,8 @@ SLACK = 2 * DAY
 EVALUATIONS = ("evaluations/", "judgements/")
 """Caches of evaluations (tasks/evaluation/models/completions.py, tasks/evaluation/judge/cache.py)."""
 EVALUATIONS_DAYS = 90.0
-"""Days to keep them after their last write: they spare the same evaluation a second time. Completions at the team's own places lie
-with their cycle, and go with its rows."""
+"""Days to keep them after their last write: they spare the same evaluation a second time. Completions at the team's own places
+lie with their cycle, and go with its rows."""
 OLD = (*ROWS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 
