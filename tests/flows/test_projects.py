@@ -48,7 +48,7 @@ def test_a_run_trains_each_loop_on_its_own_people_and_opens_its_own_test(both: W
     registry = both.registry.client
     tests = {each: registry.of(each).aliases().experiment for each in ("", "web")}
     assert {each: test and test.challenger for each, test in tests.items()} == {"": "3", "web": "2"}
-    assert experiment().name == "Undecided"
+    assert experiment(return_state=True).name == "Undecided"
     noted = loop_runs.newest(web, "experiment")
     assert noted and noted.state == "Undecided", "web's own run has looked at its own test"
     assert both.store.exists(f"looks/{outcome.experiment}/000001.json")
