@@ -34,13 +34,17 @@ WHAT_TO_DO = (
 @flow(name="cycle", flow_run_name="cycle", persist_result=False)
 @advised(WHAT_TO_DO)
 @noted("cycle")
-def cycle(own_code: OwnCode | None = None) -> State | CycleOutcome:
+def cycle(own_code: OwnCode | None = None, project: str = "") -> State | CycleOutcome:
     """Turn the champion's window of labels into a challenger, or complete the cycle that was killed.
 
     Args:
         own_code: repositories to learn from in place of the labels (`tabloop learn`).
+        project: the project whose loop runs; empty: that of each project with a champion of its own, then the common one. One
+            update runs at a time, and a loop that fails fails alone.
     """
-    context = contexts.load()
+    context = contexts.load(project)
+    for name in context.projects if not own_code else ():
+        cycle(project=name, return_state=True)
     state = inspect(context)
     if own_code:
         return learn(context, state, own_code)
@@ -86,10 +90,12 @@ def complete(context: Context, manifest: Manifest) -> State | CycleOutcome:
     if isinstance(evaluation, Waiting):
         return Completed(name=evaluation.state, message=evaluation.reason)
     registered = register(context, manifest, candidate, evaluation)
-    if evaluation.passed:
-        outcome = open_experiment(context, manifest, registered)
-    else:
+    if not evaluation.passed:
         outcome = fail(context, manifest, registered, evaluation)
+    elif isinstance(opened := open_experiment(context, manifest, registered), Waiting):
+        return Completed(name=opened.state, message=opened.reason)
+    else:
+        outcome = opened
     show(context, manifest, candidate, evaluation, outcome)
     return outcome
 

@@ -33,12 +33,20 @@ WHAT_TO_DO = (
 @flow(name="experiment", flow_run_name="experiment", persist_result=False)
 @advised(WHAT_TO_DO)
 @noted("experiment")
-def experiment() -> State:
-    """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test."""
-    context = contexts.load()
+def experiment(project: str = "") -> State:
+    """Look once: wait, enter the next stage, promote, reject, roll back, or end a broken test.
+
+    Args:
+        project: the project whose test is looked at; empty: that of each project with a champion of its own, then the common
+            one. A loop that fails fails alone.
+    """
+    context = contexts.load(project)
+    for name in context.projects:
+        experiment(project=name, return_state=True)
     steps.follow(context)
-    steps.requested(context)
-    erasures.see_to_erasures(context)
+    if not project:
+        steps.requested(context)
+        erasures.see_to_erasures(context)
     steps.follow_anchor(context)
     running = steps.running_experiment(context)
     if running is None:

@@ -19,7 +19,12 @@ WHAT_TO_DO = (
 @flow(name="promote", flow_run_name="promote by {by}", persist_result=False)
 @advised(WHAT_TO_DO)
 def promote(
-    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+    version: int | str = "",
+    by: str = "operator",
+    reason: str = "",
+    dry_run: bool = False,
+    approve: bool = False,
+    project: str = "",
 ) -> State:
     """Make a version the champion; the running experiment ends.
 
@@ -29,14 +34,20 @@ def promote(
         reason: why. A version that failed its test or was rolled back needs one.
         dry_run: say what would be done, and change and record nothing.
         approve: wait until a person has approved it in Prefect.
+        project: the project whose champion moves; empty: the common one.
     """
-    return _move("promote", str(version), by, reason, dry_run=dry_run, approve=approve)
+    return _move("promote", str(version), by, reason, project, dry_run=dry_run, approve=approve)
 
 
 @flow(name="rollback", flow_run_name="rollback by {by}", persist_result=False)
 @advised(WHAT_TO_DO)
 def rollback(
-    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+    version: int | str = "",
+    by: str = "operator",
+    reason: str = "",
+    dry_run: bool = False,
+    approve: bool = False,
+    project: str = "",
 ) -> State:
     """Make an earlier champion the champion again; the running experiment ends. A paused one alone ends, with a rejection.
 
@@ -46,14 +57,20 @@ def rollback(
         reason: why.
         dry_run: say what would be done, and change and record nothing.
         approve: wait until a person has approved it in Prefect.
+        project: the project whose champion moves; empty: the common one.
     """
-    return _move("roll_back", str(version), by, reason, dry_run=dry_run, approve=approve)
+    return _move("roll_back", str(version), by, reason, project, dry_run=dry_run, approve=approve)
 
 
 @flow(name="reject", flow_run_name="reject by {by}", persist_result=False)
 @advised(WHAT_TO_DO)
 def reject(
-    version: int | str = "", by: str = "operator", reason: str = "", dry_run: bool = False, approve: bool = False
+    version: int | str = "",
+    by: str = "operator",
+    reason: str = "",
+    dry_run: bool = False,
+    approve: bool = False,
+    project: str = "",
 ) -> State:
     """End the running test with a rejection of its challenger; the champion stays.
 
@@ -63,12 +80,13 @@ def reject(
         reason: why.
         dry_run: say what would be done, and change and record nothing.
         approve: wait until a person has approved it in Prefect.
+        project: the project whose champion moves; empty: the common one.
     """
-    return _move("reject", str(version), by, reason, dry_run=dry_run, approve=approve)
+    return _move("reject", str(version), by, reason, project, dry_run=dry_run, approve=approve)
 
 
-def _move(kind: move_requests.Kind, version: str, by: str, reason: str, *, dry_run: bool, approve: bool) -> State:
-    context = contexts.load()
+def _move(kind: move_requests.Kind, version: str, by: str, reason: str, project: str, *, dry_run: bool, approve: bool) -> State:
+    context = contexts.load(project)
     request = move_requests.make(kind, version, "", reason, by=by, now=context.now(), source="command")
     planned = steps.plan(context, request)
     if dry_run:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,11 +91,11 @@ def links(settings: Settings) -> Links:
     return Links(mlflow.rstrip("/"), prefect.rstrip("/"), registry.model)
 
 
-def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy) -> SlotEngine:
+def engine(http: aiohttp.ClientSession, slot: int, settings: Settings, policy: Policy, versions: VersionCache) -> SlotEngine:
     """Return the client of the engine, or engines, of a slot."""
     setting, secret = settings.serving.engines[slot], settings.serving.engine_token
     token = secret.get_secret_value() if secret else None
-    held = VersionCache(settings_.path(settings.serving.state)).slot_version(slot)
+    held = versions.slot_version(slot)
 
     def connect(url: str, host: str = "") -> EngineClient:
         if settings.serving.adapters:
@@ -129,7 +130,8 @@ class Parts:
     recorder: Recorder
     shipper: Shipper
     spools: LeftSpools
-    follower: Follower
+    followers: Sequence[Follower]
+    """Of the common loop, then of each project with a champion of its own."""
     choices: Choices
     data: StatusData
     completions: FastAPI
@@ -151,18 +153,37 @@ def wire(
     redactor = event_redactor(settings, metrics)
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
     recorder = Recorder(spool, metrics, redactor, opt_outs, settings.collect.join_seconds, traces)
-    arms = Arms((Slot(0, engine(http, 0, settings, sampling)), Slot(1, engine(http, 1, settings, sampling))))
     versions = VersionCache(settings_.path(serving.state), serving.most_deltas)
     registry = Registry.connect(settings.registry)
-    follower = Follower(arms, VersionSource(registry, store, versions), metrics, serving.follow_seconds)
-    gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices)
+
+    def follow(held: VersionCache, project: str = "") -> Follower:
+        """Return the follower of a loop, with arms of its own."""
+        first, second = (Slot(number, engine(http, number, settings, sampling, held)) for number in (0, 1))
+        source = VersionSource(registry.of(project), store, held)
+        return Follower(Arms((first, second)), source, metrics, serving.follow_seconds)
+
+    follower, projects = follow(versions), {name: follow(versions.of(name), name) for name in sorted(serving.own_champions)}
+    arms, own_arms = follower.arms, {name: each.arms for name, each in projects.items()}
+    gateway = Gateway(settings.model.name, access, arms, sampling, recorder, serving.showing, choices, own_arms=own_arms)
     feedback = FeedbackService(access, recorder)
     spools = LeftSpools(spool, store)
     data = StatusData(registry, store, tokens=certificates.tokens(settings), spools=spools)
-    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain)
+    status = StatusSources(access, arms, spool, shipper, metrics, data, links(settings), drain, own_arms=own_arms)
     completions_app = create_completions_app(gateway, feedback, status, hosts)
     feedback_app = create_feedback_app(feedback, metrics, hosts, drain, completions_app, serving.port)
-    return Parts(metrics, access, redactor, recorder, shipper, spools, follower, choices, data, completions_app, feedback_app)
+    return Parts(
+        metrics,
+        access,
+        redactor,
+        recorder,
+        shipper,
+        spools,
+        (follower, *projects.values()),
+        choices,
+        data,
+        completions_app,
+        feedback_app,
+    )
 
 
 async def serve(settings: Settings) -> None:
@@ -182,7 +203,7 @@ async def serve(settings: Settings) -> None:
         gc_pauses.freeze()
         endless = (
             *(
-                parts.follower.run(),
+                *(follower.run() for follower in parts.followers),
                 shipper.run(),
                 parts.spools.follow(),
                 parts.redactor.long_texts.start(),

@@ -66,6 +66,7 @@ NOT_RUN = {
     r"tabloop (memory( --adapter-rank)?|export|forget|promote VERSION)": "needs arguments; a full form is run",
     r"tabloop (exec( COMMAND\.\.\.)?|NAME --help)": "needs arguments; a full form is run",
     r"tabloop (base fetch|bootstrap --base( FROM)?)": "needs a bucket; tests/infra/stack/test_base_model.py runs their parts",
+    r"tabloop (plan|promote VERSION) --project web": "needs a project's own loop; tests/tasks/test_projects.py runs their parts",
     r"tabloop merge( .*)?": "needs an adapter; tests/tasks/trainer/model/test_adapter_files.py merges one",
     r"python -m tasks\.trainer\.(node|worker|pod)": "serves a flow until it ends; tests/tasks/trainer starts it",
     r"python -m (serving|serving\.engine(\.pair)?)( .*)?": "serves until it is stopped; `tabloop up` starts it",

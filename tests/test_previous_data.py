@@ -77,7 +77,7 @@ def test_a_cycle_and_its_decision_are_read(store: MemoryStore) -> None:
     manifest = cycles.manifest_of(store, CYCLE)
     assert sum(manifest.buckets.values()) == manifest.requests
     assert CycleOutcome.model_validate(store.get_json(cycles.key(CYCLE, cycles.OUTCOME))).version == "2"
-    assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(cycles.index(store)) == "cycle-000002"
+    assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(store) == "cycle-000002"
     train = cycles.settings_of(store, CYCLE, Settings()).train
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))["train"]
     loaded = train.model_dump(mode="json")

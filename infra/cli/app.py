@@ -98,6 +98,7 @@ def show_version(wanted: bool) -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Project = Annotated[str, typer.Option(help="project with a champion of its own (default: the common loop)", show_default=False)]
 """Option of a command that can print JSON."""
 SettingsFile = Annotated[
     str,

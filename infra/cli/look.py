@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOK, Json, command, print_json
+from infra.cli.app import LOOK, Json, Project, command, print_json
 from infra.cli.loop import number_of
 
 if TYPE_CHECKING:
@@ -20,18 +20,23 @@ def history(
     experiment: Annotated[str, typer.Argument(metavar="[ID]", help="the only A/B test to list", show_default=False)] = "",
     count: Annotated[int, typer.Option(help="most lines, the last ones")] = 100,
     moves: Annotated[bool, typer.Option("--moves", help="leave out the looks")] = False,
+    project: Project = "",
     as_json: Json = False,
 ) -> None:
     """List the moves of versions and the looks at A/B tests, oldest first."""
     from tasks.experiments.reports.history import entries, history
 
-    store = _store()
+    store = _store(project)
     if as_json:
         found = entries(store, count, experiment, looks=not moves)
         return print_json([{"kind": type(each).__name__, **each.model_dump(mode="json")} for each in found])
     lines = list(history(store, count, experiment, looks=not moves))
     of = f" of {experiment}" if experiment else ""
-    print("\n".join(lines) if lines else f"no moves{of} in {store.uri('moves/')} yet; the controller records the first one")
+    print(
+        "\n".join(lines)
+        if lines
+        else f"no moves{of} in {store.uri(f'{store.scope.prefix}moves/')} yet; the controller records the first one"
+    )
 
 
 @command(LOOK)
@@ -110,15 +115,16 @@ def requests(
 @command(LOOK)
 def plan(
     days: Annotated[float, typer.Option(help="days of recent traffic to plan from")] = 7.0,
+    project: Project = "",
     as_json: Json = False,
 ) -> None:
-    """Show what an A/B test of this team can find, and the next test."""
+    """Show what an A/B test can find, the next test, and which projects are large enough for a champion of their own."""
     import time
 
     from infra import settings
     from tasks.experiments.planning.report import outlook
 
-    found = outlook(_store(), settings.load(), time.time(), days)
+    found = outlook(_store(project), settings.load(), time.time(), days)
     if as_json:
         print_json(found.values())
     else:
@@ -176,9 +182,12 @@ def export(
 
     from infra import settings
     from infra.pages import figures
+    from infra.storage import cycles
+    from infra.storage.scope import Scope
     from tasks.experiments.reports.export import export
 
-    written = export(_store(), settings.load(), experiment, folder, time.time())
+    store = Scope(cycles.project_of_test(experiment)).view(_store())
+    written = export(store, settings.load(), experiment, folder, time.time())
     for path, rows in written.rows.items():
         print(f"{path}: {rows} rows")
     for arm, rate in written.acceptance.items():
@@ -187,8 +196,12 @@ def export(
         print(written.note)
 
 
-def _store() -> "ObjectStore":
+def _store(project: str = "") -> "ObjectStore":
+    """Return the store as the common loop sees it, or a project's with a champion of its own."""
     from infra import settings
+    from infra.storage.scope import NoOwnChampion, scope_of
     from infra.storage.store import ObjectStore
 
-    return ObjectStore.connect(settings.load().store)
+    loaded = settings.load()
+    with errors.expected(NoOwnChampion, code=errors.WRONG_USE):
+        return scope_of(loaded, project).view(ObjectStore.connect(loaded.store))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOP, Json, app, command, make, print_json
+from infra.cli.app import LOOP, Json, Project, app, command, make, print_json
 
 if TYPE_CHECKING:
     from infra.stack.flow_runs import Ended
@@ -54,6 +54,7 @@ def report(ended: "Ended", as_json: bool) -> int:
 @command(LOOP)
 def cycle(
     watch: Annotated[bool, typer.Option("--watch", help="print each step as it begins, and the trainer's steps")] = False,
+    project: Project = "",
     as_json: Json = False,
 ) -> int:
     """Train a challenger from the labels that came in, or complete a cycle; 1 if none begins."""
@@ -62,11 +63,13 @@ def cycle(
     from infra import settings
     from infra.stack import flow_runs
     from infra.storage import loop_runs
+    from infra.storage.scope import scope_of
     from infra.storage.store import ObjectStore
 
     loaded = settings.load()
-    store = ObjectStore.connect(loaded.store)
-    ended = flow_runs.run(loaded, "cycle", {}, _progress(store) if watch else None)
+    of_project = _of_project(project)
+    store = scope_of(loaded, project).view(ObjectStore.connect(loaded.store))
+    ended = flow_runs.run(loaded, "cycle", of_project, _progress(store) if watch else None)
     noted = loop_runs.read(store).get("cycle")
     if noted and noted.run == ended.run and noted.ended:
         ended = replace(ended, state=noted.state, message=noted.message)
@@ -136,10 +139,11 @@ def promote(
     by: By = "",
     dry_run: Plan = False,
     approve: Approve = False,
+    project: Project = "",
     as_json: Json = False,
 ) -> int:
     """Make a version the champion; without VERSION, the challenger."""
-    return run("promote", as_json, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
+    return _move("promote", as_json, project, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)
@@ -149,10 +153,11 @@ def rollback(
     by: By = "",
     dry_run: Plan = False,
     approve: Approve = False,
+    project: Project = "",
     as_json: Json = False,
 ) -> int:
     """Put the champion before this one back, or VERSION."""
-    return run("rollback", as_json, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
+    return _move("rollback", as_json, project, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)
@@ -162,10 +167,11 @@ def reject(
     by: By = "",
     dry_run: Plan = False,
     approve: Approve = False,
+    project: Project = "",
     as_json: Json = False,
 ) -> int:
     """End the running A/B test with a rejection of its challenger."""
-    return run("reject", as_json, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
+    return _move("reject", as_json, project, version=version, reason=reason, by=_by(by), dry_run=dry_run, approve=approve)
 
 
 @command(LOOP)
@@ -200,6 +206,21 @@ def retention(dry_run: Remove = True, as_json: Json = False) -> int:
 def compaction(dry_run: Remove = True, as_json: Json = False) -> int:
     """Merge the small event objects of each hour."""
     return run("compaction", as_json, dry_run=dry_run)
+
+
+def _move(flow: str, as_json: bool, project: str, **parameters: Any) -> int:
+    """Run a flow that moves versions of a project's loop, or of the common one."""
+    return run(flow, as_json, **parameters, **_of_project(project))
+
+
+def _of_project(project: str) -> dict[str, str]:
+    """Return the parameter that names a project's loop; none for the common one. Fails where it has no champion of its own."""
+    from infra import settings
+    from infra.storage.scope import NoOwnChampion, scope_of
+
+    with errors.expected(NoOwnChampion, code=errors.WRONG_USE):
+        scope_of(settings.load(), project)
+    return {"project": project} if project else {}
 
 
 def _by(name: str) -> str:

@@ -165,6 +165,8 @@ class Manifest(Record):
     """Number of requests served in the window."""
     share: float = 1.0
     """Share of the users whose requests were read; the others' are in the bucket `unsampled` (collect.most_requests)."""
+    apart: tuple[str, ...] = ()
+    """Projects with a champion of their own, whose requests a cycle of the common loop does not read."""
     quarantined: dict[str, int] = Field(default={})
     """Number of quarantined requests by reason."""
     settings_sha256: str

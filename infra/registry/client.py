@@ -3,6 +3,10 @@
 A model version is an immutable checkpoint in the object store; `champion` and `challenger` are aliases; the running
 experiment, the test whose version is on probation and the anchor are tags of the registered model, so that one request reads
 all of them. MLflow's own client is not used since importing it takes 4 s.
+
+A project with a champion of its own has aliases and tags of its own in the same model, so the numbers of versions are common:
+`champion-web`, `mlflow.tabloop.experiment.web`. What its log of moves says of a version is in tags such as `state.web`, since a
+version may be the common champion too.
 """
 
 from dataclasses import dataclass
@@ -34,6 +38,8 @@ ROLLED_BACK_TAG = "rolled_back"
 """Tag of a model version: who rolled it back, and why."""
 STATE_TAG = "state"
 """Tag of a model version: its state after its latest move (tasks/experiments/stages/states.py); an alias wins over it."""
+OF_MOVES = (VERDICT_TAG, f"{VERDICT_TAG}.reason", LAST_MOVE_TAG, ACCEPTANCE_TAG, ROLLED_BACK_TAG, STATE_TAG)
+"""Tags of a model version that a log of moves sets."""
 REMOVED_TAG = "checkpoint_removed"
 """Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
 MOST_NAMED = 10
@@ -72,6 +78,8 @@ class Aliases:
     """The anchor, and the comparison of the champions since with it (tasks/experiments/moves/succession.py)."""
     move: int | None = None
     """Number of the newest move that the registry shows (infra/storage/moves.py); None before the first."""
+    common: bool = False
+    """Whether the champion is the common one, since a project has none of its own yet."""
 
     @property
     def routed(self) -> ExperimentRecord | None:
@@ -99,17 +107,23 @@ class NotRegistered(RegistryError):
 
 
 class Registry:
-    """A client of one registered model on an MLflow server."""
+    """A client of one registered model on an MLflow server, of the common loop or of a project's."""
 
-    def __init__(self, http: httpx.Client, model: str) -> None:
+    def __init__(self, http: httpx.Client, model: str, project: str = "") -> None:
+        """Use a model through an HTTP client; `project`: one with a champion of its own, empty: the common loop."""
         self._http = http
         self.model = model
+        self.project = project
 
     @classmethod
     def connect(cls, settings: RegistrySettings) -> "Registry":
         """Return a registry for the settings, without making a request."""
         http = httpx.Client(base_url=settings.uri, headers=authorization.of_registry(settings), timeout=10.0)
         return cls(http, settings.model)
+
+    def of(self, project: str) -> "Registry":
+        """Return a registry of a project's aliases and tags, or of the common ones where no project is given."""
+        return Registry(self._http, self.model, project)
 
     def ensure_model(self) -> None:
         """Create the registered model if it is missing, and describe it."""
@@ -121,29 +135,47 @@ class Registry:
             self._call("PATCH", "registered-models/update", json={"name": self.model, "description": DESCRIPTION})
 
     def aliases(self) -> Aliases:
-        """Return the aliases and the experiment, read in one request and so consistent."""
+        """Return the aliases and the experiment, read in one request and so consistent.
+
+        A project without a champion of its own has that of its running test, else the common one.
+        """
         model = self._model() or {}
-        versions = {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}
-        tags = _tags(model)
-        experiment, watch, anchor = tags.get(EXPERIMENT_TAG), tags.get(WATCH_TAG), tags.get(ANCHOR_TAG)
+        versions, tags = _versions_by_alias(model), _tags(model)
+        experiment, watch, anchor = (self._record(tags, tag) for tag in (EXPERIMENT_TAG, WATCH_TAG, ANCHOR_TAG))
+        own, common = versions.get(self._alias(CHAMPION)), versions.get(CHAMPION)
+        move = tags.get(self._tag(MOVE_TAG))
         return Aliases(
-            champion=versions.get(CHAMPION),
-            challenger=versions.get(CHALLENGER),
-            experiment=ExperimentRecord.model_validate_json(experiment) if experiment else None,
-            previous_champion=tags.get(PREVIOUS_TAG) or None,
-            watch=ExperimentRecord.model_validate_json(watch) if watch else None,
-            anchor=ExperimentRecord.model_validate_json(anchor) if anchor else None,
-            move=int(tags[MOVE_TAG]) if tags.get(MOVE_TAG) else None,
+            champion=own or (experiment.champion if experiment and self.project else common),
+            challenger=versions.get(self._alias(CHALLENGER)),
+            experiment=experiment,
+            previous_champion=tags.get(self._tag(PREVIOUS_TAG)) or None,
+            watch=watch,
+            anchor=anchor,
+            move=int(move) if move else None,
+            common=own is None and bool(self.project),
         )
 
+    def _record(self, tags: dict[str, str], tag: str) -> ExperimentRecord | None:
+        text = tags.get(self._tag(tag))
+        return ExperimentRecord.model_validate_json(text) if text else None
+
+    def roles(self) -> dict[str, str]:
+        """Return "champion", "challenger", "champion of web" and the like, by version; a common role wins."""
+        found: dict[str, str] = {}
+        for alias, version in sorted(_versions_by_alias(self._model() or {}).items(), key=lambda pair: -len(pair[0])):
+            role, _, project = alias.partition("-")
+            if role in (CHAMPION, CHALLENGER):
+                found[version] = f"{role} of {project}" if project else role
+        return found
+
     def aliased(self) -> frozenset[str]:
-        """Return the versions that any alias points to, including aliases set by hand."""
-        return frozenset(str(a["version"]) for a in (self._model() or {}).get("aliases", []))
+        """Return the versions that any alias points to, including those of projects and those set by hand."""
+        return frozenset(_versions_by_alias(self._model() or {}).values())
 
     def last_look(self) -> Decision | None:
         """Return the A/B gate's latest verdict, undecided ones included; none if it never ran."""
-        tags = _tags(self._model() or {})
-        return Decision.model_validate_json(tags[LOOK_TAG]) if tags.get(LOOK_TAG) else None
+        text = _tags(self._model() or {}).get(self._tag(LOOK_TAG))
+        return Decision.model_validate_json(text) if text else None
 
     def version(self, version: str) -> ModelVersion:
         """Return a version. Raises NotRegistered, with the versions that exist, if it does not."""
@@ -156,7 +188,7 @@ class Registry:
             raise NotRegistered(
                 f"model {self.model!r}: no version {version}; the latest are {known}. `tabloop history` lists their moves"
             ) from None
-        return _version(found["model_version"])
+        return self._version(found["model_version"])
 
     def versions(self) -> list[ModelVersion]:
         """Return all versions, oldest first."""
@@ -166,7 +198,7 @@ class Registry:
             page = self._call("GET", "model-versions/search", params=params)
             entries += page.get("model_versions", [])
             if not (token := page.get("next_page_token")):
-                return sorted(map(_version, entries), key=lambda v: int(v.version))
+                return sorted(map(self._version, entries), key=lambda v: int(v.version))
             params["page_token"] = token
 
     def create_version(self, source: str, tags: dict[str, str], description: str = "", run_id: str | None = None) -> ModelVersion:
@@ -179,7 +211,7 @@ class Registry:
         }
         if run_id:
             body["run_id"] = run_id
-        return _version(self._call("POST", "model-versions/create", json=body)["model_version"])
+        return self._version(self._call("POST", "model-versions/create", json=body)["model_version"])
 
     def describe_version(self, version: str, description: str) -> None:
         """Replace a version's description, in Markdown of at most MOST_DESCRIPTION characters."""
@@ -188,12 +220,13 @@ class Registry:
 
     def set_alias(self, alias: str, version: str) -> None:
         """Point an alias at a version."""
-        self._call("POST", "registered-models/alias", json={"name": self.model, "alias": alias, "version": version})
+        self._call("POST", "registered-models/alias", json={"name": self.model, "alias": self._alias(alias), "version": version})
 
     def delete_alias(self, alias: str) -> None:
         """Remove an alias if it exists."""
         # MLflow reads the body of a DELETE request, not its query.
-        self._call("DELETE", "registered-models/alias", json={"name": self.model, "alias": alias}, missing_ok=True)
+        body = {"name": self.model, "alias": self._alias(alias)}
+        self._call("DELETE", "registered-models/alias", json=body, missing_ok=True)
 
     def set_experiment(self, experiment: ExperimentRecord | None) -> None:
         """Set the running experiment; none ends it."""
@@ -209,12 +242,26 @@ class Registry:
 
     def set_tag(self, key: str, value: str) -> None:
         """Set a tag of the registered model."""
-        self._call("POST", "registered-models/set-tag", json={"name": self.model, "key": key, "value": value})
+        self._call("POST", "registered-models/set-tag", json={"name": self.model, "key": self._tag(key), "value": value})
 
     def set_version_tag(self, version: str, key: str, value: str) -> None:
         """Set a tag of a version."""
-        body = {"name": self.model, "version": version, "key": key, "value": value}
+        own = self._tag(key) if key in OF_MOVES else key
+        body = {"name": self.model, "version": version, "key": own, "value": value}
         self._call("POST", "model-versions/set-tag", json=body)
+
+    def _alias(self, alias: str) -> str:
+        return f"{alias}-{self.project}" if self.project else alias
+
+    def _tag(self, key: str) -> str:
+        return f"{key}.{self.project}" if self.project else key
+
+    def _version(self, entry: dict[str, Any]) -> ModelVersion:
+        tags = _tags(entry)
+        if self.project:
+            moved = {key: tags[self._tag(key)] for key in OF_MOVES if self._tag(key) in tags}
+            tags = {key: value for key, value in tags.items() if key not in OF_MOVES} | moved
+        return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=tags)
 
     def _model(self) -> dict[str, Any] | None:
         return self._call("GET", "registered-models/get", params={"name": self.model}, missing_ok=True).get("registered_model")
@@ -250,5 +297,5 @@ def _tags(entry: dict[str, Any]) -> dict[str, str]:
     return {t["key"]: t.get("value", "") for t in entry.get("tags", [])}
 
 
-def _version(entry: dict[str, Any]) -> ModelVersion:
-    return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=_tags(entry))
+def _versions_by_alias(model: dict[str, Any]) -> dict[str, str]:
+    return {a["alias"]: str(a["version"]) for a in model.get("aliases", [])}

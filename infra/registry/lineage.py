@@ -1,7 +1,7 @@
 """The tree of versions and their parents, from the registry's tags."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infra.registry.client import REMOVED_TAG, ModelVersion
 
@@ -9,6 +9,8 @@ PARENT_TAG = "parent"
 """Tag of a model version: the version it was trained from."""
 CYCLE_TAG = "cycle"
 """Tag of a model version: the cycle that made it."""
+PROJECT_TAG = "project"
+"""Tag of a model version: the project whose loop made it; versions of the common loop have none."""
 BASE_TAG = "base"
 """Tag of a model version that is stored as an adapter: the version whose weights it belongs to."""
 DATASET_TAG = "manifest_sha256"
@@ -28,6 +30,8 @@ class Lineage:
     """Cycle by the version that it made; a base has none."""
     removed: frozenset[str] = frozenset()
     """Versions whose checkpoint was removed (tasks/upkeep/checkpoint_gc.py)."""
+    projects: Mapping[str, str] = field(default_factory=dict)
+    """Project by the version that its loop made; versions of the common loop have none."""
 
     def ancestry(self, version: str) -> tuple[str, ...]:
         """Return a version, its parent, and so on up to the base."""
@@ -56,5 +60,6 @@ def lineage(versions: Iterable[ModelVersion]) -> Lineage:
     return Lineage(
         parents={v.version: v.tags.get(PARENT_TAG, "") for v in known},
         cycles={v.version: v.tags[CYCLE_TAG] for v in known if v.tags.get(CYCLE_TAG)},
+        projects={v.version: v.tags[PROJECT_TAG] for v in known if v.tags.get(PROJECT_TAG)},
         removed=frozenset(v.version for v in known if v.tags.get(REMOVED_TAG)),
     )

@@ -11,9 +11,6 @@ class Retention(Section):
     cycles_days: float = Field(180.0, gt=0)
     """Days to keep the rows of a finished cycle: samples, quarantined rows, validation pages, the held-out set of the team. Its
     manifest and outcome stay."""
-    evaluations_days: float = Field(90.0, gt=0)
-    """Days to keep completions at held-out places and judgements of them, which spare the same evaluation a second time. Those at
-    the team's own places lie with their cycle, and go with its rows."""
     checkpoints_days: float = Field(30.0, gt=0)
     """Days to keep the checkpoint of a finished cycle, counted from its manifest. A checkpoint that may still be served or
     trained stays (tasks/upkeep/checkpoint_gc.py)."""

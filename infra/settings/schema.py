@@ -22,6 +22,7 @@ from infra.settings.serving import (
     Limits,
     OpenIDConnect,
     PersonalData,
+    ProjectTerms,
     Role,
     Sampling,
     Serving,

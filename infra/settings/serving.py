@@ -123,6 +123,12 @@ class Terms(Section):
     """Level at which completions are shown; a user's overrides the project's. None: serving.showing.level."""
 
 
+class ProjectTerms(Terms):
+    own_champion: bool = False
+    """Whether the project has a loop of its own: its people alone train and judge its versions, and it begins from the common
+    champion, which serves it until then; the common loop does not read its events. Needs `serving.adapters`."""
+
+
 class UserTerms(Terms):
     experiments: bool = True
     """Whether the user takes part in A/B tests if the project does; false: the champion serves."""
@@ -208,6 +214,10 @@ class Limits(Section):
 
 LEAST_ADAPTERS = 4
 """Least serving.adapters above 0."""
+ADAPTERS_OF_PROJECT = 2
+"""Further adapters for a project with a champion of its own: its champion, and the version that is compared with it."""
+OWN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
+"""Names of such projects: their aliases in MLflow, cycles and Jobs of Kubernetes are named after them."""
 SHIP_SECONDS = 5.0
 """Seconds at the end of drain.grace_seconds for shipping the spool. When they begin, requests that still run are cut, and
 recorded as disconnected. What is not shipped stays on the disk."""
@@ -283,7 +293,7 @@ class Serving(Section):
     as it does while the server does not answer."""
     terms: Terms = Terms()
     """Terms of projects without an entry in serving.projects."""
-    projects: dict[ProjectName, Terms] = Field(default={})
+    projects: dict[ProjectName, ProjectTerms] = Field(default={})
     """Terms by project. An entry replaces serving.terms completely."""
     users: dict[str, UserTerms] = Field(default={})
     """Terms by user, named by keyed hash (`tabloop hash NAME` prints it). A user is logged and takes part in A/B
@@ -336,6 +346,28 @@ class Serving(Section):
             )
         if not self.adapters and (shared := sorted(first & second)):
             raise ValueError(f"engines: both slots name {shared[0]}; name two engines, or set serving.adapters")
+        return self
+
+    @property
+    def own_champions(self) -> frozenset[str]:
+        """Projects with a champion of their own."""
+        return frozenset(name for name, terms in self.projects.items() if terms.own_champion)
+
+    @model_validator(mode="after")
+    def _own_champions_are_adapters(self) -> Self:
+        own = sorted(self.own_champions)
+        if wrong := [name for name in own if not OWN_NAME.fullmatch(name)]:
+            raise ValueError(
+                f"projects.{wrong[0]}.own_champion = true: expected a name of 1 to 20 lower-case letters, digits and inner "
+                "dashes, since aliases and cycles are named after the project; rename the project, or remove own_champion"
+            )
+        least = LEAST_ADAPTERS + ADAPTERS_OF_PROJECT * len(own)
+        if own and self.adapters < least:
+            raise ValueError(
+                f"adapters = {self.adapters}, expected at least {least} with own_champion = true for {', '.join(own)}: "
+                f"{LEAST_ADAPTERS}, and {ADAPTERS_OF_PROJECT} for each of these projects; set adapters = {least}, or remove "
+                "own_champion"
+            )
         return self
 
     @field_validator("token_file", mode="before")

@@ -9,26 +9,26 @@ KEY = "loop/progress.json"
 
 def read(store: ObjectStore) -> CycleProgress | None:
     """Return the progress of the newest cycle's run; None before the first. Raises the store's errors."""
-    return store.find(KEY, CycleProgress)
+    return store.find(_key(store), CycleProgress)
 
 
 def enter(store: ObjectStore, run: str, stage: str, now: float) -> None:
     """Write that a run enters a stage. Raises the store's errors."""
     before = read(store)
     first = CycleProgress(run=run, stage=stage, started=now, seen=now)
-    store.put_json(KEY, before.entered(run, stage, now) if before else first)
+    store.put_json(_key(store), before.entered(run, stage, now) if before else first)
 
 
 def advance(store: ObjectStore, done: float, of: float, now: float) -> None:
     """Write how much of its work the stage has done. Raises the store's errors."""
     if before := read(store):
-        store.put_json(KEY, before.advanced(done, of, now))
+        store.put_json(_key(store), before.advanced(done, of, now))
 
 
 def await_gpus(store: ObjectStore, now: float) -> None:
     """Write that the stage waits for GPUs, until `advance` or the next stage. Raises the store's errors."""
     if before := read(store):
-        store.put_json(KEY, before.waiting(now))
+        store.put_json(_key(store), before.waiting(now))
 
 
 def described(progress: CycleProgress, now: float) -> str:
@@ -44,3 +44,7 @@ def described(progress: CycleProgress, now: float) -> str:
     if spent > usual:
         return f"{work}, longer than usual: for {span(spent)}, last time {span(usual)}"
     return f"{work}, {span(usual - spent)} left by the last run"
+
+
+def _key(store: ObjectStore) -> str:
+    return f"{store.scope.prefix}{KEY}"

@@ -33,12 +33,26 @@ SEALED_JUDGE = ("rubric", "calibration_places")
 """Settings of the evaluation and its judge that hold from a cycle's sealing on; not the judge itself, since one that
 refuses is replaced."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
-KEY = re.compile(r"^cycles/(cycle-(\d{6}))/(.+)$")
+KEY = re.compile(r"^cycles/((?:([a-z0-9-]+)-)?cycle-\d{6})/(.+)$")
+TEST = re.compile(r"^([a-z0-9-]+)-(?:cycle-\d{6}|anchor-[\d.]+)-version-")
+Index = dict[str, set[str]]
+"""The names of the objects of cycles, by cycle, the oldest first."""
 
 
-def name(number: int) -> str:
-    """Return the id of the nth cycle."""
-    return f"cycle-{number:0{DIGITS}d}"
+def name(number: int, project: str = "") -> str:
+    """Return the id of the nth cycle of a project's loop; of the common one where no project is given."""
+    return f"{project and f'{project}-'}cycle-{number:0{DIGITS}d}"
+
+
+def project_of(cycle: str) -> str:
+    """Return the project whose loop a cycle is of; empty: the common one's."""
+    return cycle[: -len(name(0))].removesuffix("-")
+
+
+def project_of_test(experiment: str) -> str:
+    """Return the project whose loop an experiment is of; empty: the common one's, or a move by hand."""
+    match = TEST.match(experiment)
+    return match[1] if match else ""
 
 
 def key(cycle: str, name: str = "") -> str:
@@ -46,17 +60,27 @@ def key(cycle: str, name: str = "") -> str:
     return f"{PREFIX}{cycle}/{name}"
 
 
-def index(store: ObjectStore) -> dict[str, set[str]]:
-    """Return the names of the objects of every cycle that has a folder, oldest cycle first."""
-    objects: dict[str, set[str]] = {}
-    for found in store.keys(PREFIX):
-        if match := KEY.match(found):
-            objects.setdefault(match[1], set()).add(match[3])
-    return dict(sorted(objects.items()))
+def index(store: ObjectStore) -> Index:
+    """Return the names of the objects of every cycle of the store's loop that has a folder, oldest cycle first."""
+    return by_loop(store).get(store.scope.project, {})
+
+
+def every(store: ObjectStore) -> Index:
+    """Return the names of the objects of every cycle that has a folder, of all loops, by loop and then oldest cycle first."""
+    return {cycle: objects for found in by_loop(store).values() for cycle, objects in found.items()}
+
+
+def by_loop(store: ObjectStore) -> dict[str, Index]:
+    """Return the index of each loop's cycles, by its project; that of the common loop by the empty text."""
+    found: dict[str, Index] = {}
+    for key in store.keys(PREFIX):
+        if match := KEY.match(key):
+            found.setdefault(match[2] or "", {}).setdefault(match[1], set()).add(match[3])
+    return {project: dict(sorted(objects.items())) for project, objects in sorted(found.items())}
 
 
 def newest_number(store: ObjectStore) -> int:
-    """Return the number of the newest cycle that has a folder, or 0.
+    """Return the number of the newest cycle of the common loop that has a folder, or 0.
 
     It is found digit by digit, with ten small listings per digit at most: listing every cycle takes too long for the status page.
     """
@@ -69,20 +93,20 @@ def newest_number(store: ObjectStore) -> int:
     return int(number)
 
 
-def sealed(cycles: dict[str, set[str]]) -> list[str]:
+def sealed(cycles: Index) -> list[str]:
     """Return the cycles of an index that have a manifest, oldest first."""
     return [cycle for cycle, objects in cycles.items() if MANIFEST in objects]
 
 
-def unfinished(cycles: dict[str, set[str]]) -> str | None:
+def unfinished(cycles: Index) -> str | None:
     """Return the newest cycle of an index that is sealed and has not ended."""
     running = [cycle for cycle in sealed(cycles) if OUTCOME not in cycles[cycle]]
     return running[-1] if running else None
 
 
-def next_name(cycles: dict[str, set[str]]) -> str:
-    """Return the id after the last sealed cycle's."""
-    return name(max((int(cycle.removeprefix("cycle-")) for cycle in sealed(cycles)), default=0) + 1)
+def next_name(store: ObjectStore) -> str:
+    """Return the id after that of the last sealed cycle of the store's loop."""
+    return name(max((int(cycle[-DIGITS:]) for cycle in sealed(index(store))), default=0) + 1, store.scope.project)
 
 
 def manifest_of(store: ObjectStore, cycle: str) -> Manifest:

@@ -11,13 +11,13 @@ PREFIX = "few/"
 
 def write(store: ObjectStore, few: Few) -> Few:
     """Write what holds today, and return the record of today, which an earlier run may have written."""
-    return store.put_once(f"{_folder(few.time)}{few.what}.json", few)
+    return store.put_once(f"{_folder(store, few.time)}{few.what}.json", few)
 
 
 def newest(store: ObjectStore, now: float) -> list[Few]:
     """Return what was found today, else yesterday; empty where the traffic sufficed on both days."""
     for day in (now, now - timedelta(days=1).total_seconds()):
-        if found := [Few.model_validate(store.get_json(key)) for key in store.keys(_folder(day))]:
+        if found := [Few.model_validate(store.get_json(key)) for key in store.keys(_folder(store, day))]:
             return found
     return []
 
@@ -30,5 +30,5 @@ def in_words(few: Few) -> str:
     return ". ".join(filter(None, (f"{few.reason}: {when}", few.change)))
 
 
-def _folder(time: float) -> str:
-    return f"{PREFIX}{datetime.fromtimestamp(time, UTC):%Y-%m-%d}/"
+def _folder(store: ObjectStore, time: float) -> str:
+    return f"{store.scope.prefix}{PREFIX}{datetime.fromtimestamp(time, UTC):%Y-%m-%d}/"

@@ -12,6 +12,7 @@ from typing import get_args
 
 from infra.records import LoopFlow, LoopRun
 from infra.records.loop import FAILED
+from infra.storage.scope import COMMON, Scope
 from infra.storage.store import ObjectStore
 
 PREFIX = "loop/"
@@ -38,19 +39,19 @@ class Sign:
     """Whether it is as it should be. A pause that a person asked for is."""
 
 
-def key(flow: LoopFlow) -> str:
-    """Return the key of a flow's newest run."""
-    return f"{PREFIX}{flow}.json"
+def key(flow: LoopFlow, scope: Scope = COMMON) -> str:
+    """Return the key of the newest run of a loop's flow."""
+    return f"{scope.prefix}{PREFIX}{flow}.json"
 
 
 def write(store: ObjectStore, run: LoopRun) -> None:
     """Write a flow's newest run."""
-    store.put_json(key(run.flow), run)
+    store.put_json(key(run.flow, store.scope), run)
 
 
 def newest(store: ObjectStore, flow: LoopFlow) -> LoopRun | None:
     """Return a flow's newest run, or None before the first."""
-    return store.find(key(flow), LoopRun)
+    return store.find(key(flow, store.scope), LoopRun)
 
 
 def read(store: ObjectStore) -> dict[str, LoopRun]:

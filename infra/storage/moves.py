@@ -1,9 +1,10 @@
-"""The log of moves in the object store: moves/00000001.json, moves/00000002.json, ..., each written once, without gaps."""
+"""The log of moves of a loop in the object store: moves/00000001.json, ..., each written once, without gaps."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
 
 from infra.records import Move
+from infra.storage.scope import COMMON, Scope
 from infra.storage.store import ObjectStore
 
 PREFIX = "moves/"
@@ -11,18 +12,18 @@ DIGITS = 8
 """Digits of a move's number in its key."""
 
 
-def key(number: int) -> str:
-    """Return the key of a move."""
-    return f"{PREFIX}{number:0{DIGITS}d}.json"
+def key(number: int, scope: Scope = COMMON) -> str:
+    """Return the key of a move of a loop."""
+    return f"{scope.prefix}{PREFIX}{number:0{DIGITS}d}.json"
 
 
 def newest_number(store: ObjectStore) -> int:
     """Return the number of the newest move, or 0. A log without gaps can be searched by halves, so a long one costs little."""
     high = 1
-    while store.exists(key(high)):
+    while store.exists(key(high, store.scope)):
         high *= 2
     low = high // 2
-    return low + bisect_left(range(low + 1, high), True, key=lambda number: not store.exists(key(number)))
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not store.exists(key(number, store.scope)))
 
 
 def newest(store: ObjectStore) -> Move | None:
@@ -38,9 +39,9 @@ def backwards(store: ObjectStore) -> Iterator[Move]:
 
 def read(store: ObjectStore, number: int) -> Move:
     """Return a move. Raises KeyError if there is none of this number."""
-    return Move.model_validate(store.get_json(key(number)))
+    return Move.model_validate(store.get_json(key(number, store.scope)))
 
 
 def append(store: ObjectStore, move: Move) -> bool:
     """Write a move under its number; return False where another writer has taken the number."""
-    return store.add(key(move.number), move)
+    return store.add(key(move.number, store.scope), move)

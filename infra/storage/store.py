@@ -25,6 +25,7 @@ from infra import settings as settings_
 from infra.records import Record
 from infra.settings.schema import Store as StoreSettings
 from infra.storage import answers
+from infra.storage.scope import COMMON
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -73,6 +74,9 @@ class ObjectStore:
     loop's newest runs (infra/storage/loop_runs.py) and of spools (infra/storage/spool_notes.py) are rewritten.
     """
 
+    scope = COMMON
+    """The loop whose events, cycles and moves are read and written."""
+
     def __init__(self, client: "S3Client", bucket: str, *, lock: Path | None = None, pause: float = 0.5) -> None:
         """Use a bucket through an S3 client.
 
@@ -107,16 +111,15 @@ class ObjectStore:
         )
         if settings.endpoint:
             client.meta.events.register("before-call.s3.HeadBucket", answers.follow_no_redirect)
-        return cls(client, settings.bucket, lock=settings_.path(settings.lock) if settings.lock else None)
+        return cls(client, settings.bucket, lock=settings.lock and settings_.path(settings.lock))
 
     def ensure_bucket(self) -> bool:
         """Create the bucket if it is missing, and return whether it was. Raises Refused if the server refuses the credentials,
         or the bucket belongs to someone else or to another region."""
-        try:
+        with suppress(KeyError):
             self._ask("look for the bucket", "", partial(self._client.head_bucket, Bucket=self.bucket), reads=True)
             return False
-        except KeyError:
-            return self._ask("make the bucket", "", self._create_bucket)
+        return self._ask("make the bucket", "", self._create_bucket)
 
     def _create_bucket(self) -> bool:
         # AWS wants the region in the body, except for its first.
@@ -220,11 +223,10 @@ class ObjectStore:
 
     def exists(self, key: str) -> bool:
         """Return whether the key has an object."""
-        try:
+        with suppress(KeyError):
             self._ask("look for", key, partial(self._client.head_object, Bucket=self.bucket, Key=key), reads=True)
-        except KeyError:
-            return False
-        return True
+            return True
+        return False
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
@@ -273,18 +275,16 @@ class ObjectStore:
 
     def add(self, key: str, record: Record) -> bool:
         """Write a record if the key is free; return False where another writer has taken it."""
-        try:
+        with suppress(AlreadyExists):
             self.put_json(key, record, new=True)
-        except AlreadyExists:
-            return False
-        return True
+            return True
+        return False
 
     def find(self, key: str, record: type[R]) -> R | None:
         """Return the record of a JSON object, validated; None if it does not exist."""
-        try:
+        with suppress(KeyError):
             return record.model_validate(self.get_json(key))
-        except KeyError:
-            return None
+        return None
 
     def get_json(self, key: str) -> Any:
         """Return the value of a JSON object."""

@@ -129,8 +129,8 @@ class Checkpoints:
 
     def held(self) -> list[tuple[Path, str]]:
         """Return the directories and versions that the slots held last, the engine's own last."""
-        slots = (self._own.slot_version(SLOT), *map(self._shared.slot_version, (0, 1)))
-        return [slot for slot in slots if slot]
+        own = self._own.slot_version(SLOT)
+        return [*([own] if own else []), *self._shared.every_slot()]
 
     def folder(self, name: str) -> Path:
         """Return a folder of the engine's own."""

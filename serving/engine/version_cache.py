@@ -3,12 +3,14 @@
 STATE/versions/VERSION/...   complete checkpoints, renamed into place; source.txt names their origin, fetched.txt their checksum
 STATE/slots.json             the version that each slot held last
 STATE/aliases.json           the registry's last answer
+STATE/PROJECT-slots.json, STATE/PROJECT-aliases.json    those of a project with a champion of its own
 
 Every write is synced to the disk before it takes effect. An unreadable file is renamed to NAME.unreadable; the registry has the
 same contents.
 """
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -16,6 +18,7 @@ import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -53,6 +56,15 @@ class VersionCache:
         """Use a directory; `most_deltas`: longest chain of deltas in place of a full copy (serving.most_deltas)."""
         self._state = state
         self._most_deltas = most_deltas
+        self._slots_file, self._aliases_file = SLOTS, ALIASES
+        self._changing = Lock()
+        """Held while versions are written or deleted, also by the followers of projects."""
+
+    def of(self, project: str) -> "VersionCache":
+        """Return the same versions with the slots and aliases of a project's loop."""
+        found = copy.copy(self)
+        found._slots_file, found._aliases_file = f"{project}-{SLOTS}", f"{project}-{ALIASES}"
+        return found
 
     def folder(self, name: str) -> Path:
         """Return a folder beside the versions."""
@@ -78,6 +90,10 @@ class VersionCache:
             ValueError: the source is not in this store, or a file is corrupt.
             KeyError: the checkpoint is not complete in the store.
         """
+        with self._changing:
+            return self._download(version, source, store)
+
+    def _download(self, version: str, source: str, store: ObjectStore) -> Download:
         if (path := self.path(version)) and self.source(version) == source:
             return Download(path, "held", 0, source)
         if (checkpoint := _key(source, store)) is None:
@@ -96,10 +112,21 @@ class VersionCache:
         return Download(path, fetched.how, fetched.bytes, source)
 
     def prune(self, in_use: Collection[str]) -> None:
-        """Delete versions that are not in use, except the newest KEPT_VERSIONS."""
-        unused = [p for p in (self._state / "versions").glob("*") if p.is_dir() and p.name not in in_use]
-        for path in sorted(unused, key=lambda p: p.stat().st_mtime)[:-KEPT_VERSIONS]:
-            shutil.rmtree(path, ignore_errors=True)
+        """Delete versions that neither are in use nor were in a slot of any loop last, except the newest KEPT_VERSIONS."""
+        with self._changing:
+            kept = {*in_use, *(version for slots in self._every_file() for version in slots.values())}
+            unused = [p for p in (self._state / "versions").glob("*") if p.is_dir() and p.name not in kept]
+            for path in sorted(unused, key=lambda p: p.stat().st_mtime)[:-KEPT_VERSIONS]:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def every_slot(self) -> list[tuple[Path, str]]:
+        """Return the directories and versions that the slots of all loops held last, each once."""
+        held = sorted({version for slots in self._every_file() for version in slots.values()})
+        return [(path, version) for version in held if (path := self.path(version))]
+
+    def _every_file(self) -> list[dict[str, str]]:
+        names = sorted(path.name for path in self._state.glob(f"*{SLOTS}"))
+        return [self._read(name, _versions_by_slot) or {} for name in names]
 
     def slot_version(self, slot: int) -> tuple[Path, str] | None:
         """Return the directory and version that a slot held last, or None if the version is not on this disk."""
@@ -109,16 +136,16 @@ class VersionCache:
 
     def remember_slot(self, slot: int, version: str) -> None:
         """Write the version that a slot holds."""
-        self._write(SLOTS, {**self._slots(), str(slot): version})
+        self._write(self._slots_file, {**self._slots(), str(slot): version})
 
     def aliases(self) -> Aliases | None:
         """Return the aliases that the registry gave last, or None."""
-        return self._read(ALIASES, _aliases)
+        return self._read(self._aliases_file, _aliases)
 
     def remember_aliases(self, aliases: Aliases) -> None:
         """Write the registry's aliases."""
         tests = {"experiment": aliases.experiment, "watch": aliases.watch, "anchor": aliases.anchor}
-        self._write(ALIASES, {**asdict(aliases), **{name: test and test.model_dump() for name, test in tests.items()}})
+        self._write(self._aliases_file, {**asdict(aliases), **{name: test and test.model_dump() for name, test in tests.items()}})
 
     def _held(self, store: ObjectStore) -> dict[str, HeldVersion]:
         """Return the versions on this disk by the prefix of their checkpoints; some may be pruned meanwhile."""
@@ -130,7 +157,7 @@ class VersionCache:
         return found
 
     def _slots(self) -> dict[str, str]:
-        return self._read(SLOTS, _versions_by_slot) or {}
+        return self._read(self._slots_file, _versions_by_slot) or {}
 
     def _read(self, name: str, parse: Callable[[Any], T]) -> T | None:
         """Return a file's parsed contents, or None if it is missing or unreadable."""

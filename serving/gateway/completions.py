@@ -3,8 +3,8 @@
 import time
 import uuid
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast, get_args
 
 from fastapi import Request, Response
@@ -26,6 +26,7 @@ from serving.gateway.showing import ShowTerms
 from serving.recording.choices import Choices
 from serving.recording.recorder import Recorder
 from serving.slots.arms import Arms, Route
+from serving.slots.loops import LoopArms
 from serving.slots.policy import Policy
 
 LEVELS = get_args(ShowLevel)
@@ -47,12 +48,19 @@ class Gateway:
     choices: Choices
     clock: Callable[[], float] = time.time
     """Unix seconds."""
+    own_arms: Mapping[str, Arms] = field(default_factory=dict)
+    """The arms of projects with a champion of their own."""
+
+    @property
+    def loops(self) -> LoopArms:
+        """The arms of every loop."""
+        return LoopArms(self.arms, self.own_arms)
 
 
 def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
     """Add the completion routes of all dialects, and their other routes."""
     model = ServedModel(gateway.model, gateway.policy.max_context, lambda: gateway.arms.ready)
-    shadow = Shadow(gateway.arms, gateway.policy, gateway.recorder)
+    shadow = Shadow(gateway.loops, gateway.policy, gateway.recorder)
     formats: dict[str, list[tuple[Dialect, CompletionFormat]]] = {}
     for dialect in DIALECTS:
         dialect.add_routes(app, gateway.access, model)
@@ -132,9 +140,9 @@ def _routes(request: Request, gateway: Gateway, caller: Caller, credential: Cred
     """Return the slots to try: those of the caller's arm, or the one that a caller with the role `versions` pins by header."""
     arm, version = request.headers.get("x-tabloop-arm", ""), request.headers.get("x-tabloop-version", "")
     if not arm and not version:
-        return gateway.arms.route(caller.user, now, experiments=caller.experiments, version=caller.version)
+        return gateway.loops.route(caller.project, caller.user, now, experiments=caller.experiments, version=caller.version)
     credential.require("versions")
     try:
-        return [gateway.arms.pinned(arm, version)]
+        return [gateway.loops.pinned(caller.project, arm, version)]
     except ValueError as error:
         raise BadRequest(str(error), "X-Tabloop-Arm") from None

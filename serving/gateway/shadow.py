@@ -19,7 +19,8 @@ from infra.records import ExperimentRecord, ShadowCopy
 from serving.gateway.generation import Generation, Unavailable, Unservable
 from serving.gateway.showing import ShowTerms
 from serving.recording.recorder import Recorder
-from serving.slots.arms import Arms, Route, Slot
+from serving.slots.arms import Route, Slot
+from serving.slots.loops import LoopArms
 from serving.slots.policy import Policy
 
 MOST_AT_ONCE = 2
@@ -30,7 +31,7 @@ COMPARED_CHARACTERS = 400
 class Shadow:
     """Makes the copies of one app."""
 
-    def __init__(self, arms: Arms, policy: Policy, recorder: Recorder) -> None:
+    def __init__(self, arms: LoopArms, policy: Policy, recorder: Recorder) -> None:
         self._arms = arms
         self._policy = policy
         self._recorder = recorder
@@ -38,7 +39,7 @@ class Shadow:
 
     def offer(self, answered: Generation) -> None:
         """Start a copy of an answered request, if it is in the share and fewer than MOST_AT_ONCE copies run."""
-        stage = self._arms.shadow(answered.arrived)
+        stage = self._arms.shadow(answered.caller.project, answered.arrived)
         if stage is None or not _may_be_copied(answered, *stage):
             return
         if len(self._copies) >= MOST_AT_ONCE:

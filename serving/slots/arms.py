@@ -82,6 +82,12 @@ class Arms:
         """Whether a slot serves the champion."""
         return self._slot("champion") is not None
 
+    @property
+    def champion_version(self) -> str | None:
+        """The version in the champion's slot; None while that is not up."""
+        slot = self._slot("champion")
+        return slot.version if slot else None
+
     def route(self, user: str, now: float, *, experiments: bool = True, version: str = "") -> list[Route]:
         """Return the routes for a user's completion at a time, best first; the others replace an engine that fails.
 

@@ -53,7 +53,7 @@ class Follower:
     def __init__(
         self, arms: Arms, source: VersionSource, metrics: Metrics, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._arms = arms
+        self.arms = arms
         self._source = source
         self._metrics = metrics
         self._seconds = seconds
@@ -77,7 +77,7 @@ class Follower:
                     await self.step()
                 except Exception as error:  # must not end the follower: it is logged, the next step tries again
                     log.exception("follower step failed")
-                    self._arms.problems["follower"] = f"{type(error).__name__}: {error}"
+                    self.arms.problems["follower"] = f"{type(error).__name__}: {error}"
                 if not await self.wait_for_load(self._seconds):
                     await asyncio.sleep(self._seconds)
         finally:
@@ -87,11 +87,11 @@ class Follower:
 
     async def step(self) -> None:
         """Read the registry and the engines once, set the arms, and start or cancel a load."""
-        await asyncio.gather(self._read_registry(), *(self._inspect(slot) for slot in self._arms.slots))
-        slots = self._arms.slots
+        await asyncio.gather(self._read_registry(), *(self._inspect(slot) for slot in self.arms.slots))
+        slots = self.arms.slots
         versions = [slot.version if slot.up else None for slot in slots]
         loadable = [slot.version is not None and not slot.engine.weights_fixed for slot in slots]
-        plan = assign_slots(self._aliases, versions, loadable, self._arms.champion)
+        plan = assign_slots(self._aliases, versions, loadable, self.arms.champion)
         self._set_arms(plan)
         self._report_unloadable(versions, plan)
         self._start_load(plan.load)
@@ -123,12 +123,12 @@ class Follower:
     def _start_catching_up(self) -> None:
         """Load a group's version into its engines that hold another one, if an alias names it and nothing is loading."""
         now = self._clock()
-        for slot in self._arms.slots:
+        for slot in self.arms.slots:
             if not slot.engine.behind:
                 self._behind_since.pop(slot.index, None)
         if self._loading or (self._catching_up and not self._catching_up.done()):
             return
-        for slot in self._arms.slots:
+        for slot in self.arms.slots:
             long_behind = slot.engine.behind and now - self._behind_since.setdefault(slot.index, now) >= BEHIND_SECONDS
             if long_behind and slot.up and slot.version in self._wanted() and now >= self._retry_at.get(slot.version or "", 0.0):
                 self._catching_up = asyncio.create_task(self._catch_up(slot, slot.version or ""))
@@ -162,11 +162,11 @@ class Follower:
         try:
             aliases = await asyncio.to_thread(self._source.aliases)
         except Exception as error:  # on any failure of the registry, serving continues with the last aliases
-            if self._arms.problems.get("registry") is None:
+            if self.arms.problems.get("registry") is None:
                 log.warning("registry: %s; serving continues with the last aliases", error)
-            self._arms.problems["registry"] = str(error)
+            self.arms.problems["registry"] = str(error)
             return
-        self._arms.problems.pop("registry", None)
+        self.arms.problems.pop("registry", None)
         if aliases != self._aliases:
             log.info("registry: champion %s, challenger %s", aliases.champion, aliases.challenger)
             self._aliases = aliases
@@ -193,12 +193,12 @@ class Follower:
             reason = slot.engine.untrainable_reason
             slot.state = f"version {slot.version}" + (f", not trained on: {reason}" if reason else "")
             if problem := slot.engine.problem:
-                self._arms.problems[f"slot {slot.index}"] = problem
+                self.arms.problems[f"slot {slot.index}"] = problem
             else:
-                self._arms.problems.pop(f"slot {slot.index}", None)
+                self.arms.problems.pop(f"slot {slot.index}", None)
 
     def _set_arms(self, plan: SlotRoles) -> None:
-        arms = self._arms
+        arms = self.arms
         if plan.champion != arms.champion:
             log.info("champion: slot %s", plan.champion)
         arms.champion, arms.challenger = plan.champion, plan.challenger
@@ -206,20 +206,20 @@ class Follower:
 
     def _report_unloadable(self, versions: Sequence[str | None], plan: SlotRoles) -> None:
         """Report a problem for a role whose version no slot holds or can load."""
-        fixed = [slot for slot in self._arms.slots if slot.engine.weights_fixed]
+        fixed = [slot for slot in self.arms.slots if slot.engine.weights_fixed]
         for role, version in (("champion", self._aliases.champion), ("challenger", self._aliases.challenger)):
             if fixed and version and version not in versions and plan.load is None:
                 names = ", ".join(f"{slot.index} ({slot.engine.url})" for slot in fixed)
-                self._arms.problems[role] = (
+                self.arms.problems[role] = (
                     f"version {version}: no slot holds it or can load it; slots with fixed weights: {names}. Start a server with "
                     "this version and name it in serving.engines, or give the slot an engine of its own"
                 )
             elif fixed and version in versions:
-                self._arms.problems.pop(role, None)
+                self.arms.problems.pop(role, None)
 
     async def _load(self, loading: Loading) -> None:
         load = loading.load
-        slot = self._arms.slots[load.slot]
+        slot = self.arms.slots[load.slot]
         try:
             downloaded = await self._downloaded(load.version)
             copy = await slot.engine.fetch(load.version, downloaded.source, str(downloaded.path))
@@ -228,10 +228,10 @@ class Follower:
                 result = await self._swap(slot, copy.path, loading)
         except Exception as error:  # any failure: the slot takes no traffic, the status page shows why, a later step retries
             log.warning("cannot load version %s into slot %d: %s", load.version, load.slot, error)
-            self._arms.problems[load.role] = f"version {load.version}: {error}"
+            self.arms.problems[load.role] = f"version {load.version}: {error}"
             self._postpone(load.version, error)
             return
-        self._arms.problems.pop(load.role, None)
+        self.arms.problems.pop(load.role, None)
         self._metrics.swaps.labels(load.slot).inc()
         await asyncio.to_thread(self._remember, load)
         log.info("slot %d: loaded version %s, paused %.0f ms", load.slot, load.version, result.pause_ms + result.commit_ms)
@@ -277,7 +277,7 @@ class Follower:
         slot.verified = (slot.pid, version)
 
     def _remember(self, load: Load) -> None:
-        in_use = {slot.version or "" for slot in self._arms.slots} | {
+        in_use = {slot.version or "" for slot in self.arms.slots} | {
             self._aliases.champion or "",
             self._aliases.challenger or "",
             *(v for test in (self._aliases.routed, self._aliases.anchor) if test for v in (test.champion, test.challenger)),

@@ -10,8 +10,8 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,12 @@ STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 PROJECT = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 READY = object_schema(("ready",), ready={"type": "boolean"})
 STATUS = object_schema(
-    ("ready", "champion", "challenger", "experiment", "slots", "problems", "spool", "shipped", "store_error"),
+    ("ready", "champion", "challenger", "experiment", "projects", "slots", "problems", "spool", "shipped", "store_error"),
     ready={"type": "boolean"},
     champion=optional(TEXT),
     challenger=optional(TEXT),
     experiment=optional({"type": "object"}),
+    projects={"type": "object", "additionalProperties": {"type": "object"}},
     slots={"type": "array", "items": {"type": "object"}},
     problems={"type": "object", "additionalProperties": TEXT},
     spool={"type": "object"},
@@ -73,6 +74,8 @@ class StatusSources:
     links: Links
     drain: Drain
     clock: Callable[[], float] = time.time
+    own_arms: Mapping[str, Arms] = field(default_factory=dict)
+    """The arms of projects with a champion of their own."""
 
 
 def add_status(app: DocumentedApp, sources: StatusSources) -> None:
@@ -236,18 +239,29 @@ def _status(sources: StatusSources) -> dict[str, Any]:
         }
         for slot in arms.slots
     ]
-    versions = {role: arms.slots[index].version for index, role in roles.items() if index is not None}
     return {
         "ready": _ready(sources),
-        "champion": versions.get("champion"),
-        "challenger": versions.get("challenger"),
+        **_versions(arms),
         "experiment": arms.experiment.model_dump() if arms.experiment else None,
+        "projects": {project: _versions(own) for project, own in sources.own_arms.items()},
         "slots": slots,
-        "problems": arms.problems | sources.access.problems,
+        "problems": arms.problems | _own_problems(sources) | sources.access.problems,
         "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest, "set_aside": spool.set_aside},
         "shipped": sources.shipper.shipped,
         "store_error": sources.shipper.error,
     }
+
+
+def _versions(arms: Arms) -> dict[str, str | None]:
+    """Return the versions that serve as champion and challenger."""
+    slots = {role: arms.slots[index].version for index, role in _roles(arms).items() if index is not None}
+    return {role: slots.get(role) for role in ("champion", "challenger")}
+
+
+def _own_problems(sources: StatusSources) -> dict[str, str]:
+    """Return the problems of the projects' loops; the registry's are the common loop's too."""
+    found = {f"{project}: {part}": text for project, own in sources.own_arms.items() for part, text in own.problems.items()}
+    return {part: text for part, text in found.items() if not part.endswith(": registry")}
 
 
 def _ago(seconds: float) -> str:

@@ -34,6 +34,8 @@ class NoChampion(RuntimeError):
 class Collected:
     """A window of which every request is in a bucket."""
 
+    apart: frozenset[str]
+    """Projects with a champion of their own, whose requests are not read."""
     champion: str
     """Version that the candidate has to beat."""
     parent: str
@@ -71,7 +73,8 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
         raise NoChampion(f"registry: model {registry.model!r} has no alias champion; `tabloop up` registers the base model")
     versions = lineage(registry.versions())
     parent = choose_parent(store, versions, champion, aliases.previous_champion)
-    manifests = ancestry(store, versions, parent, now - WINDOW_SECONDS)
+    # A project begins from a common version, whose cycles read the project's requests until it had a loop of its own.
+    manifests = [m for m in ancestry(store, versions, parent, now - WINDOW_SECONDS) if store.scope.project not in m.apart]
     window = window_after(manifests, now, settings.collect.settle_seconds)
     plan = plan_window(
         store,
@@ -92,6 +95,7 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     register = register_after(store, labelled, window.until, settings, now)
     labelled = users.with_admission(labelled, register)
     return Collected(
+        apart=store.scope.apart,
         champion=champion,
         parent=parent,
         window=window,

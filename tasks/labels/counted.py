@@ -23,9 +23,10 @@ from infra.records import Completion, ObjectReference
 from infra.records.events import NotTaken
 from infra.storage import counted
 from infra.storage.counted import DAY, HOUR, Inputs, Level, Made, Span, Stored, Unusable
-from infra.storage.events.read import erased_subjects
+from infra.storage.events.read import erased_subjects, own_rows
 from infra.storage.events.tables import schema
 from infra.storage.events.view import FetchedOnce
+from infra.storage.scope import COMMON
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import LABEL
 from tasks.labels.event_index import KINDS, REACH_SECONDS, EventIndex, Listing, chunks, scan
@@ -73,23 +74,24 @@ def read_requests(
     sample: Sample | None = None,
     join_all: JoinAll | None = None,
 ) -> Counted:
-    """Return the labelled requests after `begin`.
+    """Return the labelled requests of the store's loop after `begin`.
 
     Args:
         now: the present, since all event objects are listed until then.
         complete: whether to look for late events of settled hours; else those since the last hour settled may be missing.
-        sample: the users whose requests are returned; None: all. Hours are made of all users.
+        sample: the users whose requests are returned; None: all. Hours are made of all users and projects.
         join_all: joins the partitions that are to be labelled, where there are several (label_window).
 
     Raises:
         InputChanged: a user or project was erased meanwhile.
     """
     sample = sample or Sample()
-    reader = _Reader(FetchedOnce(store), begin, now, join_seconds, sample, join_all)
+    reader = _Reader(FetchedOnce(COMMON.view(store)), begin, now, join_seconds, sample, join_all)
     found = (None if complete else reader.without_late()) or reader.complete()
     erased = erased_subjects(store)
     rows = sample.again(found.requests).filter(
         pl.col("time") > begin,
+        own_rows(store.scope),
         *(~pl.col(name).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for name, names in erased.columns()),
     )
     once = rows.sort("time", "id").unique("id", keep="last", maintain_order=True)

@@ -103,7 +103,7 @@ def unsettled(store: ObjectStore, manifests: Sequence[Manifest]) -> frozenset[st
 
 def explain(store: ObjectStore, completion: str) -> Iterator[Fate]:
     """Yield the fate of a completion in each sealed cycle whose window held it, newest cycle first."""
-    index = cycles.index(store)
+    index = cycles.every(store)
     for cycle in reversed(cycles.sealed(index)):
         samples = cycles.manifest_of(store, cycle).samples
         requests, result = key(cycle, samples.sha256), _result(store, cycle, index[cycle])

@@ -13,7 +13,7 @@ goes on from the champion again."""
 def choose_parent(
     store: ObjectStore, versions: Lineage, champion: str, previous: str | None, most_lost: int = MAX_LOST_CHILDREN
 ) -> str:
-    """Return the newest promising candidate that was trained from the champion, else the champion.
+    """Return the newest promising candidate of the store's loop that was trained from the champion, else the champion.
 
     One cycle's labels improve a model by less than one test can prove, so training goes on from a candidate that surely lost no
     more than the margin while the champion serves. Candidates whose ancestry holds the previous champion are left out, since that
@@ -22,7 +22,8 @@ def choose_parent(
     Args:
         most_lost: number of lost children in a row from which on a candidate is no parent; 0: no limit.
     """
-    for version in sorted(versions.cycles.keys() - versions.removed, key=int, reverse=True):
+    own = {version for version in versions.cycles if versions.projects.get(version, "") == store.scope.project}
+    for version in sorted(own - versions.removed, key=int, reverse=True):
         line = versions.ancestry(version)
         if champion not in line[1:] or previous in line[: line.index(champion)]:
             continue

@@ -19,6 +19,7 @@ from infra.records import ObjectReference
 from infra.settings.schema import Hindsight
 from infra.storage.events.read import column, erased_subjects, event_keys, times, visible
 from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.scope import COMMON, Scope
 from infra.storage.store import ObjectStore
 from tasks.labels import attribution, unreported
 from tasks.labels.impressions import WHO, impression
@@ -68,6 +69,8 @@ class Partition:
     hindsight: Hindsight
     share: float = 1.0
     """Share of the users whose events it reads (tasks/labels/sampled.py)."""
+    scope: Scope = COMMON
+    """The loop whose events it reads."""
 
     def owns(self, when: np.ndarray) -> np.ndarray:
         """Return which of these times are the partition's own."""
@@ -136,8 +139,9 @@ def plan_window(
     ids = [IMPRESSION, named.then(pl.col("completion_id").hash()).alias("completion"), named.then("id").alias("event")]
     feedback = _list_events(store, "feedback", window, (since, now), erased, ids, listed, Sample(share=sample.share))
     begins = _begins(completions.rows["time"].to_numpy(), least)
+    divided = _divide(begins, join_seconds, completions, feedback, erased, hindsight, sample.share)
     return WindowPlan(
-        tuple(_divide(begins, join_seconds, completions, feedback, erased, hindsight, sample.share)),
+        tuple(replace(each, scope=store.scope) for each in divided),
         completions.sources,
         feedback.sources,
         late=bool(completions.rows.filter("counted")["time"].le(window.since).any()),
@@ -187,7 +191,7 @@ def _list_events(
     keys = event_keys(store, kind, window.oldest, span[1]) if listed is None else listed[kind]
     for holder, part in segments_after(store, keys, window, span[0], ("time", *ID_COLUMNS)):
         after = window.after(part.key) if kind == "completions" else -np.inf
-        pending.append(id_frame(visible(part.table, after, erased), len(sources)))
+        pending.append(id_frame(visible(part.table, after, erased, store.scope), len(sources)))
         limits.append(max(after, window.counts_after(part.key)))
         sources.append((len(sources), holder, part.key, part.sha256, part.table.num_rows, part.last, after, limits[-1]))
         waiting += part.table.num_rows

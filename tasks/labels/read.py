@@ -101,7 +101,7 @@ def _read_tables(
                 f"{store.uri(part.key)}: SHA-256 {part.sha256}, expected {source['sha256']} as planned: a user or project was "
                 "erased in the meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
             )
-        table = visible(part.table, source["after"], partition.erased)
+        table = visible(part.table, source["after"], partition.erased, partition.scope)
         selected = table.filter(pl.Series(near(times(table))).to_arrow()) if near else table
         if partition.share < 1:
             selected = selected.filter(in_sample(id_frame(selected)["user"], partition.share).to_arrow())

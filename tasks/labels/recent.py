@@ -107,14 +107,14 @@ def _request(row: Mapping[str, object], cycle: str, bucket: str) -> RecentReques
 def _buckets(store: ObjectStore, ids: Sequence[str] | pl.Series, since: float) -> dict[str, tuple[str, str]]:
     """Return cycle and bucket of requests, by id, of the newest cycle whose window held each."""
     found: dict[str, tuple[str, str]] = {}
-    index = cycles.index(store)
-    for cycle in reversed(cycles.sealed(index)):
-        manifest = cycles.manifest_of(store, cycle)
-        if manifest.until < since:
-            break
-        name = key(cycle, manifest.samples.sha256)
-        if name.rsplit("/", 1)[-1] in index[cycle]:
-            rows = pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket"])
-            for identifier, bucket in rows.filter(pl.col("id").is_in(pl.Series(ids).implode())).iter_rows():
-                found.setdefault(identifier, (cycle, str(bucket)))
+    for index in cycles.by_loop(store).values():
+        for cycle in reversed(cycles.sealed(index)):
+            manifest = cycles.manifest_of(store, cycle)
+            if manifest.until < since:
+                break
+            name = key(cycle, manifest.samples.sha256)
+            if name.rsplit("/", 1)[-1] in index[cycle]:
+                rows = pl.read_parquet(io.BytesIO(store.get(name)), columns=["id", "bucket"])
+                for identifier, bucket in rows.filter(pl.col("id").is_in(pl.Series(ids).implode())).iter_rows():
+                    found.setdefault(identifier, (cycle, str(bucket)))
     return found

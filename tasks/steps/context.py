@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -14,6 +14,7 @@ from infra.model.fim import Renderer
 from infra.registry import checkpoints
 from infra.registry.client import NotRegistered, Registry
 from infra.settings import Settings
+from infra.storage.scope import scope_of
 from infra.storage.store import Incomplete, ObjectStore
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,30 @@ class Context:
     registry: Registry
     now: Callable[[], float]
     """Returns the Unix time in seconds."""
+
+    def of(self, project: str) -> "Context":
+        """Return the context of a project's loop, or of the common one where no project is given.
+
+        A cycle of a project reads its requests alone, so no share of a cycle from one project bounds it.
+
+        Raises:
+            NoOwnChampion: the settings give the project no champion of its own.
+        """
+        scope, settings = scope_of(self.settings, project), self.settings
+        if project:
+            collect = settings.collect.model_copy(update={"max_project_share": 1.0})
+            settings = settings.model_copy(update={"collect": collect})
+        return replace(self, settings=settings, store=scope.view(self.store), registry=self.registry.of(project))
+
+    @property
+    def projects(self) -> tuple[str, ...]:
+        """The projects with a loop of their own beside the common one; none in the context of a project."""
+        return tuple(sorted(self.store.scope.apart))
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether several loops run one after another in a run of a flow, so that none may wait within its turn."""
+        return bool(self.settings.serving.own_champions)
 
     def folder(self, cycle: str) -> Path:
         """Return the folder of a cycle's working files on this machine."""
@@ -74,6 +99,10 @@ def connect(settings: Settings) -> Context:
     return Context(settings, ObjectStore.connect(settings.store), Registry.connect(settings.registry), time.time)
 
 
-def load() -> Context:
-    """Return the context of a run, with the settings of this machine."""
-    return connect(settings_.load())
+def load(project: str = "") -> Context:
+    """Return the context of a run of a project's loop, or of the common one, with the settings of this machine.
+
+    Raises:
+        NoOwnChampion: the settings give the project no champion of its own.
+    """
+    return connect(settings_.load()).of(project)

@@ -19,6 +19,7 @@ from tasks.experiments.planning.plan import plan_of
 from tasks.experiments.reports.page import experiment_page
 from tasks.experiments.stages import looks
 from tasks.experiments.verdict import decide as deciding
+from tasks.labels.accounting import Waiting
 from tasks.steps.context import Context
 from tasks.steps.joining import join_all
 from tasks.steps.naming import call_run, name_of
@@ -136,8 +137,11 @@ def stuck(context: Context, experiment: ExperimentRecord) -> str:
     return looks.standstill(context.store, experiment, context.now())
 
 
-def await_comparisons(context: Context) -> None:
-    """Wait until the champion's probation, which ends here if its time is over, and its comparison with the anchor have ended."""
+def await_comparisons(context: Context) -> Waiting | None:
+    """Wait until the champion's probation, which ends here if its time is over, and its comparison with the anchor have ended.
+
+    Where loops take turns, return why the next run has to go on, in place of waiting.
+    """
     registry = context.registry
     while True:
         aliases, now = registry.aliases(), context.now()
@@ -151,7 +155,10 @@ def await_comparisons(context: Context) -> None:
                 continue
             left, what = succession.seconds_left(aliases, now), "is compared with the anchor"
             if left <= 0:
-                return
+                return None
+        if context.takes_turns:
+            reason = f"version {aliases.champion} {what} for another {left:.0f} s before a test opens. The next run goes on"
+            return Waiting("WaitingForComparison", reason)
         get_run_logger().info("version %s %s for another %.0f s before a test opens", aliases.champion, what, left)
         time.sleep(min(left, WATCH_POLL_SECONDS))
 

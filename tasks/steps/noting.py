@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import ParamSpec, TypeVar
 
 from prefect.client.orchestration import get_client
@@ -25,18 +26,18 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def run(*arguments: P.args, **keywords: P.kwargs) -> R:
-            began = time.time()
-            seconds, schedules = _schedules(flow)
+            began, project = time.time(), _project_of(function, arguments, keywords)
+            seconds, schedules = _schedules(flow) if not project else (None, {})
             begun = LoopRun(flow=flow, began=began, run=flow_run.id or "", schedules=schedules, prefect_seconds=seconds)
-            begun = _begin(begun)
+            begun = _begin(begun, project)
             try:
                 result = function(*arguments, **keywords)
             except Exception as error:
-                _write(begun.end(time.time(), "Failed", str(error)))
+                _write(begun.end(time.time(), "Failed", str(error)), project)
                 _trace(begun, "Failed", type(error).__name__)
                 raise
             state = (result.name, result.message) if isinstance(result, State) else (result.result, result.reason)
-            _write(begun.end(time.time(), state[0] or "", state[1] or ""))
+            _write(begun.end(time.time(), state[0] or "", state[1] or ""), project)
             _trace(begun, state[0] or "")
             return result
 
@@ -50,12 +51,17 @@ def _trace(run: LoopRun, state: str, error: str = "") -> None:
         run_span(run.run, run.flow, run.began, {"tabloop.state": state}, error)
 
 
-def _begin(run: LoopRun) -> LoopRun:
+def _project_of(function: Callable[..., object], arguments: tuple[object, ...], keywords: dict[str, object]) -> str:
+    """Return the project whose loop a call runs; empty: the common one."""
+    return str(signature(function).bind(*arguments, **keywords).arguments.get("project", ""))
+
+
+def _begin(run: LoopRun, project: str) -> LoopRun:
     """Write a run at its begin, and return it with what the run before it left; of a store that does not answer, as it is."""
     found = [run]
 
     def note() -> None:
-        store = contexts.load().store
+        store = contexts.load(project).store
         found.append(run.after(loop_runs.newest(store, run.flow)))
         loop_runs.write(store, found[-1])
 
@@ -63,8 +69,8 @@ def _begin(run: LoopRun) -> LoopRun:
     return found[-1]
 
 
-def _write(run: LoopRun) -> None:
-    attempt_to_show("note of the run", lambda: loop_runs.write(contexts.load().store, run))
+def _write(run: LoopRun, project: str) -> None:
+    attempt_to_show("note of the run", lambda: loop_runs.write(contexts.load(project).store, run))
 
 
 def _schedules(flow: LoopFlow) -> tuple[float | None, dict[str, bool]]:

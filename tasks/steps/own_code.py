@@ -93,7 +93,7 @@ def hold_out_code(context: Context, learned: LearnedCode) -> tuple[HeldOutSet, .
     written = cycle_sets.prepare(
         store,
         settings.evaluate,
-        cycles.next_name(cycles.index(store)),
+        cycles.next_name(store),
         lambda wanted, count: Places(wanted.name, ()),  # no requests, so no set of the team's requests
         trained.of_samples(learned.samples),
         manifests_of(context, parent),
@@ -109,14 +109,14 @@ def hold_out_code(context: Context, learned: LearnedCode) -> tuple[HeldOutSet, .
 def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet, ...]) -> Manifest:
     """Write the inputs of a cycle of own code, its manifest last. It reads no requests, so later windows begin as without it."""
     store, parent = context.store, learned.parent
-    cycle = cycles.next_name(cycles.index(store))
+    cycle = cycles.next_name(store)
     call_run(cycle, cycle, f"from v{parent}", "own code")
     tombstones.check(store, [("", each.name) for each in learned.repositories])
     showing.write(store, cycle, Unfitted(reason=NO_ESTIMATE))
     until = next((manifest.until for manifest in manifests_of(context, parent)), context.now() - WINDOW_SECONDS)
     fields = {
         **{"created": context.now(), "champion": parent, "parent": parent, "since": until, "until": until},
-        **{"completions": (), "feedback": (), "buckets": {}, "requests": 0},
+        **{"completions": (), "feedback": (), "buckets": {}, "requests": 0, "apart": tuple(sorted(store.scope.apart))},
         **{"held_out": held_out, "learned": learned.repositories, "code": code_version(), "run": flow_run.id or ""},
     }
     return transaction.seal(store, cycle, fields, learned.samples, code.training_settings(context.settings))

@@ -2,15 +2,18 @@
 
 from functools import partial
 
+from prefect.runtime import flow_run
+
 from infra.records import CycleOutcome, Manifest
 from infra.storage import cycles
 from tasks.evaluation.evaluate import Evaluation
 from tasks.experiments.moves import release
 from tasks.experiments.planning import report as planning
+from tasks.labels.accounting import Waiting
 from tasks.showing import fit as showing
 from tasks.showing import report
 from tasks.steps import experiment as controller
-from tasks.steps import pages
+from tasks.steps import pages, transaction
 from tasks.steps.context import Context
 from tasks.steps.joining import join_all
 from tasks.steps.seal import end
@@ -29,10 +32,16 @@ def register(context: Context, manifest: Manifest, candidate: Candidate, evaluat
 
 
 @step("open experiment", retries=IO_RETRIES)
-def open_experiment(context: Context, manifest: Manifest, registered: Registered) -> CycleOutcome:
-    """Give the candidate its share of developers, and end the cycle."""
+def open_experiment(context: Context, manifest: Manifest, registered: Registered) -> CycleOutcome | Waiting:
+    """Give the candidate its share of developers, and end the cycle.
+
+    Where loops take turns, a candidate that has to wait for a comparison is left to the next run, and this one does not count
+    as one that failed.
+    """
     store, registry, version = context.store, context.registry, registered.version
-    controller.await_comparisons(context)
+    if waiting := controller.await_comparisons(context):
+        transaction.withdraw(store, manifest.cycle, flow_run.id or "by hand")
+        return waiting
     anchor = registry.aliases().anchor
     now, joined = context.now(), partial(join_all, context)
     proposed = release.propose(store, context.settings, manifest.cycle, version, manifest.champion, now, anchor, joined)

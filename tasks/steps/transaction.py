@@ -53,6 +53,7 @@ def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: flo
         "quarantined": accounting.quarantined,
         "requests": accounting.requests,
         "share": collected.plan.share,
+        "apart": tuple(sorted(collected.apart)),
         "quarantine": evidence.quarantine,
         "docs": evidence.docs,
         "profile": profile(accounting.samples),

@@ -39,7 +39,7 @@ def validate(context: Context, collected: Collected) -> Validated:
     past = drift.earlier(store)
     stats, bounds = batch.batch_stats(accounting, collected.skew), batch.bounds(accounting.samples, past, settings)
     validation = suite.validate(accounting.samples, stats, bounds)
-    cycle = cycles.next_name(cycles.index(store))
+    cycle = cycles.next_name(store)
     failed = samples.records(store, collected.plan.partitions, accounting.samples_of(validation.quarantined))
     rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
     evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))

@@ -1,4 +1,4 @@
-"""Remove checkpoints and optimizer states that are no longer used; their versions stay, with a tag.
+"""Remove checkpoints and optimizer states that no loop uses any more; their versions stay, with a tag.
 
 Only uploads of cycles are removed: the base and a person's uploads stay. An upload is removed if its cycle has ended, it is old,
 and no version in use is there. The upload of a cycle without a version is unused. An upload that was registered but is unknown
@@ -8,16 +8,17 @@ A version is tagged first, then its checksums are removed and those of its copy 
 no reader takes a partial checkpoint for a complete one. The next pass completes a pass that was killed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from infra.records import CycleOutcome, Manifest
 from infra.registry.client import REMOVED_TAG, Aliases, ModelVersion, Registry
-from infra.registry.lineage import BASE_TAG, Lineage, lineage
+from infra.registry.lineage import BASE_TAG, PROJECT_TAG, Lineage, lineage
 from infra.settings import Settings
 from infra.settings.schema import Serving
 from infra.storage import cycles
+from infra.storage.scope import scopes_of
 from infra.storage.store import CHECKSUMS, ObjectStore
 from tasks.experiments.moves.release import champions
 from tasks.labels.collect import NoChampion
@@ -43,17 +44,13 @@ class ExpiredUpload:
 
 def find(store: ObjectStore, registry: Registry, settings: Settings, now: float) -> tuple[ExpiredUpload, ...]:
     """Return the uploads to remove. Raises NoChampion: without a champion the versions in use are unknown."""
-    index = cycles.index(store)  # before the registry is read, which then knows the versions of all ended cycles
+    index = cycles.every(store)  # before the registry is read, which then knows the versions of all ended cycles
     uploads = uploaded(store)
     ended = {cycle for cycle, objects in index.items() if {"manifest.json", "outcome.json"} <= objects}
     # Of all cycles, also of those whose upload was removed: a manifest may be the only record of an earlier champion.
     manifests = {cycle: cycles.manifest_of(store, cycle) for cycle, objects in index.items() if "manifest.json" in objects}
-    known, aliases, limits = registry.versions(), registry.aliases(), settings.retention
-    unfinished = [manifest for cycle, manifest in manifests.items() if cycle not in ended]
-    trained = registry.aliased() | trainable(store, lineage(known), aliases, unfinished)
-    earlier = [version for version in champions(store, known, manifests.values()) if version != aliases.champion]
-    served = pinned(settings.serving) | {*earlier[: limits.champions_kept]}
-    in_use = {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
+    known, limits = registry.versions(), settings.retention
+    in_use = used(store, registry, settings, manifests, ended)
     days = {CHECKPOINTS: limits.checkpoints_days, OPTIMIZERS: min(OPTIMIZERS_DAYS, limits.checkpoints_days)}
     expired: list[ExpiredUpload] = []
     for cycle in sorted(uploads.keys() & ended):
@@ -63,6 +60,23 @@ def find(store: ObjectStore, registry: Registry, settings: Settings, now: float)
         if gone and (versions or not registered(store, cycle)):
             expired.append(ExpiredUpload(cycle, versions, gone))
     return tuple(without_bases(expired, known))
+
+
+def used(
+    store: ObjectStore, registry: Registry, settings: Settings, manifests: Mapping[str, Manifest], ended: Collection[str]
+) -> Mapping[str, frozenset[str]]:
+    """Return the versions that the loops use, by folder: checkpoints also serve. Raises NoChampion."""
+    unfinished = [manifest for cycle, manifest in manifests.items() if cycle not in ended]
+    trained, served = registry.aliased(), pinned(settings.serving)
+    for scope in scopes_of(settings):
+        loop, own = scope.view(store), registry.of(scope.project)
+        known, aliases = own.versions(), own.aliases()
+        trained |= trainable(loop, lineage(known), aliases, unfinished)
+        read = [manifest for cycle, manifest in manifests.items() if cycles.project_of(cycle) == scope.project]
+        left_out = {v.version for v in known if v.tags.get(PROJECT_TAG, "") not in ("", scope.project)} | {aliases.champion}
+        earlier = [version for version in champions(loop, known, read) if version not in left_out]
+        served |= {*earlier[: settings.retention.champions_kept]}
+    return {CHECKPOINTS: trained | served, OPTIMIZERS: trained}
 
 
 def without_bases(expired: Iterable[ExpiredUpload], known: Iterable[ModelVersion]) -> Iterator[ExpiredUpload]:

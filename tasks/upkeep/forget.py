@@ -7,6 +7,8 @@ since the manifest's checksum is no longer theirs. An unfinished cycle keeps its
 after its end removes them (the deployment `retention` runs one a day). Hours as A/B tests count them
 (infra/storage/counted.py) are removed whole: the next look makes them again from what is left.
 
+The data of all loops are erased in one pass: events are common, and the cycles of each project are among the others.
+
 Weights do not change: the versions that were trained on the rows are listed, with all versions trained from them. Every step may
 be killed and run again; the list of versions stays the same.
 """
@@ -53,7 +55,7 @@ class AffectedVersion:
     directly: bool
     """True if trained on the rows; False if trained from such a version."""
     serves: str
-    """"champion" or "challenger" where it is one."""
+    """"champion" or "challenger" where it is one, "champion of web" where it is that of a project."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def sweep(
         if not dry_run:
             counted.remove(store, key)
     trained, pending = [], []
-    for cycle, objects in cycles.index(store).items():
+    for cycle, objects in cycles.every(store).items():
         removed, waiting = clean_cycle(store, cycle, objects, records, now, dry_run=dry_run)
         rows |= removed
         if waiting:
@@ -229,8 +231,7 @@ def without(table: pa.Table, erased: ErasedSubjects) -> pa.Table:
 def versions_of(registry: Registry, trained: Sequence[str]) -> tuple[AffectedVersion, ...]:
     """Return the versions that these cycles made, and all versions trained from them."""
     known = registry.versions()
-    tree, aliases = lineage(known), registry.aliases()
-    serves = {aliases.champion: "champion", aliases.challenger: "challenger"}
+    tree, serves = lineage(known), registry.roles()
     direct = {v for v, cycle in tree.cycles.items() if cycle in trained}
     return tuple(
         AffectedVersion(v.version, v.source, tree.cycles.get(v.version, ""), v.version in direct, serves.get(v.version, ""))

@@ -25,6 +25,9 @@ SLACK = 2 * DAY
 """Readers look a day further back than their window, since a segment may have been opened before it."""
 EVALUATIONS = ("evaluations/", "judgements/")
 """Caches of evaluations (tasks/evaluation/models/completions.py, tasks/evaluation/judge/cache.py)."""
+EVALUATIONS_DAYS = 90.0
+"""Days to keep them after their last write: they spare the same evaluation a second time. Completions at the team's own places
+lie with their cycle, and go with its rows."""
 OLD = (*ROWS, "docs/", "validation.json")
 """Objects of a cycle that hold rows of single requests."""
 
@@ -83,7 +86,7 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
     uploads = checkpoint_gc.find(store, registry, settings, now)
     events = old_events(store, now - settings.retention.events_days * DAY)
     rows = old_rows(store, now - settings.retention.cycles_days * DAY)
-    kept = old_evaluations(store, now - settings.retention.evaluations_days * DAY)
+    kept = old_evaluations(store, now - EVALUATIONS_DAYS * DAY)
     spans = counted.ended(store, now - settings.retention.events_days * DAY)
     for key in (*events, *rows, *kept) if not dry_run else ():
         store.delete(key)
@@ -123,7 +126,7 @@ def old_evaluations(store: ObjectStore, before: float) -> list[str]:
 def old_rows(store: ObjectStore, before: float) -> list[str]:
     """Return the objects with rows of ended cycles that were sealed before a time."""
     old: list[str] = []
-    for cycle, objects in cycles.index(store).items():
+    for cycle, objects in cycles.every(store).items():
         rows = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(OLD)]
         if rows and {"manifest.json", "outcome.json"} <= objects and cycles.manifest_of(store, cycle).created < before:
             old += rows

@@ -19,7 +19,7 @@ from infra.pages import figures
 from infra.records import Decision, Manifest
 from infra.registry.checkpoints import optimizer_prefix, prefix_of
 from infra.registry.client import LAST_MOVE_TAG, ModelVersion, Registry
-from infra.registry.lineage import BASE_TAG, CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG
+from infra.registry.lineage import BASE_TAG, CYCLE_TAG, DATASET_TAG, EVALUATION_TAG, PARENT_TAG, PROJECT_TAG
 from infra.settings import Settings, masked
 from infra.storage import cycles
 from infra.storage.cycles import dataset_id
@@ -88,6 +88,7 @@ def register(
         EVALUATION_TAG: evaluation.verdict,
         "samples": str(manifest.samples.rows),
         **({BASE_TAG: base.version} if trained.adapter else {}),
+        **({PROJECT_TAG: registry.project} if registry.project else {}),
     }
     source = f"s3://{store.bucket}/{prefix}"
     found = review.facts(store, settings, versions, manifest.cycle, run, None)

@@ -128,7 +128,7 @@ def test_a_cycle_under_faults_is_sealed_once_with_every_label(moto: str) -> None
         def seal_cycle() -> str:
             index = cycles.index(store)
             if (name := cycles.unfinished(index)) is None:
-                name = cycles.next_name(index)
+                name = cycles.next_name(store)
                 transaction.seal(
                     store,
                     name,

@@ -264,6 +264,8 @@ class FakeRegistry:
         self.anchor: ExperimentRecord | None = None
         self.decision: Decision | None = None
         self.tags: dict[str, dict[str, str]] = {}
+        self.of_model: dict[str, str] = {}
+        """Further tags of the model, such as a project's test."""
         self.unavailable = False
 
     def client(self) -> Registry:
@@ -274,7 +276,8 @@ class FakeRegistry:
             raise httpx.ConnectError("away")
         if request.url.path.endswith("registered-models/get"):
             records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision, WATCH_TAG: self.watch, ANCHOR_TAG: self.anchor}
-            tags = [{"key": key, "value": record.model_dump_json()} for key, record in records.items() if record]
+            known = {key: record.model_dump_json() for key, record in records.items() if record} | self.of_model
+            tags = [{"key": key, "value": value} for key, value in known.items()]
             aliases = [{"alias": k, "version": v} for k, v in self.aliases.items()]
             return httpx.Response(200, json={"registered_model": {"aliases": aliases, "tags": tags}})
         if request.url.path.endswith("model-versions/search"):
@@ -358,6 +361,8 @@ class House:
             Slot(i, client.EngineClient(self.http, engine.url, ENGINE_TOKEN)) for i, engine in enumerate(self.engines)
         )
         self.arms = Arms((first, second))
+        self.own_arms: dict[str, Arms] = {}
+        """The arms of projects with a champion of their own; a test fills it."""
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
         self.choices = Choices(self.store, self.directory / "state" / "choices.json")
         await self.choices.read()
@@ -373,12 +378,16 @@ class House:
         hosts = accepted_hosts(self.settings)
         renderer = Renderer(self.tokenizer, "spm", 40, 20)
         self.policy = Policy(self.tokenizer, renderer, self.sampling, stop_token_ids(self.tokenizer))
-        gateway = Gateway("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing, self.choices)
+        gateway = Gateway(
+            *("qwen-coder-x", access, self.arms, self.policy, self.recorder, self.settings.showing, self.choices),
+            own_arms=self.own_arms,
+        )
         feedback = FeedbackService(access, self.recorder)
         self.data = data = StatusData(self.registry.client(), self.store, clock=lambda: self.clock)
         links = Links("http://mlflow.test", "http://prefect.test", "m")
         self.drain = drain = Drain(self.settings.drain)
-        status = StatusSources(access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)
+        app = (access, self.arms, self.spool, self.shipper, self.metrics, data, links, drain)
+        status = StatusSources(*app, own_arms=self.own_arms)
         completions_app = create_completions_app(gateway, feedback, status, hosts)
         port = self.settings.port
         self.apps = (completions_app, create_feedback_app(feedback, self.metrics, hosts, drain, completions_app, port))

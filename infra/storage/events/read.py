@@ -16,6 +16,7 @@ from infra.records import Quarantined
 from infra.storage.events import segments, tombstones
 from infra.storage.events.segments import Segment
 from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.scope import Scope
 from infra.storage.store import ObjectStore
 
 READERS = 8
@@ -59,15 +60,25 @@ def fetch(
                 yield from ((key, part) for part in segments.read(key, body, columns, left_out))
 
 
-def visible(table: pa.Table, after: float, erased: ErasedSubjects) -> pa.Table:
-    """Return the rows after a time, valid events or not, without those of erased subjects."""
+def visible(table: pa.Table, after: float, erased: ErasedSubjects, scope: Scope) -> pa.Table:
+    """Return a loop's rows after a time, valid events or not, without those of erased subjects."""
     # Not by pa.array, which imports pandas.
     table = table.filter(pl.Series(times(table) > after).to_arrow())
     if erased.users or erased.projects:
         subjects = [column(table, name) for name in ("user", "project")]
         retained = [not erased.hold(str(u), str(p)) for u, p in zip(*subjects, strict=True)]
         table = table.filter(pl.Series(retained, dtype=pl.Boolean).to_arrow())
+    if not scope.is_whole:
+        own = [scope.holds(str(project or "")) for project in column(table, "project")]
+        table = table.filter(pl.Series(own, dtype=pl.Boolean).to_arrow())
     return table
+
+
+def own_rows(scope: Scope) -> pl.Expr:
+    """Return an expression that is true for a loop's rows, by their column `project`."""
+    if scope.project:
+        return pl.col("project") == scope.project
+    return ~pl.col("project").is_in(pl.Series(sorted(scope.apart), dtype=pl.String).implode())
 
 
 def times(table: pa.Table) -> np.ndarray:

@@ -15,7 +15,7 @@ class FetchedOnce(ObjectStore):
     """A bucket that keeps the bytes of event objects, for one read of a window: the plan, the join and all who count in it."""
 
     def __init__(self, store: ObjectStore, most_bytes: int = MOST_BYTES) -> None:
-        self.bucket = store.bucket
+        self.bucket, self.scope = store.bucket, store.scope
         self._store, self._most_bytes = store, most_bytes
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0

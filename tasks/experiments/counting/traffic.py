@@ -11,6 +11,7 @@ from infra.records import Arm, Plan
 from infra.records.experiments import Design
 from infra.settings import Settings
 from infra.settings.schema import Experiment
+from infra.storage.scope import COMMON
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
@@ -68,13 +69,31 @@ def recent(
     Where the longest test would hold more than `collect.most_requests`, they are those of the users whom it would count.
     `join_all` as in read_requests.
     """
-    settings, collect = resolved.experiment, resolved.collect
-    begin, until = now - days * DAY, now - collect.settle_seconds
-    sample = Sample(collect.most_requests)
-    rows = read_requests(store, begin, now, collect.join_seconds, sample=sample, join_all=join_all).requests
-    held = len(rows) / sample.share / days * longest_days(settings, plan)
+    rows, share = _read(store, resolved, plan, now, days, join_all)
+    return _traffic(rows, share, resolved, plan, now, days)
+
+
+def by_project(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0) -> dict[str, Traffic]:
+    """Return the same for each project, whichever loop reads it."""
+    rows, share = _read(COMMON.view(store), resolved, plan, now, days, None)
+    parts = rows.partition_by("project", as_dict=True)
+    return {str(key[0]): _traffic(part, share, resolved, plan, now, days) for key, part in parts.items()}
+
+
+def _read(
+    store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float, join_all: JoinAll | None
+) -> tuple[pl.DataFrame, float]:
+    """Return the requests of the users whom the longest test would count, and the share of the users that they are."""
+    collect, sample = resolved.collect, Sample(resolved.collect.most_requests)
+    rows = read_requests(store, now - days * DAY, now, collect.join_seconds, sample=sample, join_all=join_all).requests
+    held = len(rows) / sample.share / days * longest_days(resolved.experiment, plan)
     share = min(sample.share, share_of(held, collect.most_requests), users.share_for(store, 0.0, collect.most_requests))
-    rows = within(rows, share)
+    return within(rows, share), share
+
+
+def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, now: float, days: float) -> Traffic:
+    """Return the traffic of requests, without users who have less history than a test asks for."""
+    settings, begin, until = resolved.experiment, now - days * DAY, now - resolved.collect.settle_seconds
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))

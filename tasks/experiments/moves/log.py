@@ -21,6 +21,8 @@ MANUAL = "manual-"
 ROLLBACK = "-rollback-"
 """Part of the ids of manual rollbacks."""
 IN_MLFLOW = "MLflow"
+COMMON_LOOP = "the common loop"
+"""Mover of the champion of a project that has none of its own."""
 
 NextMove = Callable[[Move | None, Aliases], Move | None]
 """Returns the move to write after the newest one, given the aliases; None: nothing is to be done."""
@@ -106,7 +108,10 @@ def _found(registry: Registry, last: Move | None, seen: Aliases, now: float) -> 
 
 
 def _champion_found(registry: Registry, last: Move, seen: Aliases, now: float) -> Move:
-    """Return the move that replaced or removed the champion in MLflow; it ends the probation of the champion before."""
+    """Return the move that replaced or removed the champion in MLflow; it ends the probation of the champion before.
+
+    Of a project without a champion of its own it is the common loop's.
+    """
     champion = seen.champion or ""
     changes = []
     if champion:
@@ -118,8 +123,8 @@ def _champion_found(registry: Registry, last: Move, seen: Aliases, now: float) -
         seen,
         kind="by_hand",
         changes=tuple(changes),
-        by=IN_MLFLOW,
-        reason="the alias champion was moved in MLflow",
+        by=COMMON_LOOP if seen.common else IN_MLFLOW,
+        reason="the common champion was replaced" if seen.common else "the alias champion was moved in MLflow",
         time=now,
         challenger="" if champion == last.challenger else last.challenger,
         watch_after=seen.watch if seen.watch and seen.watch.challenger == champion else None,

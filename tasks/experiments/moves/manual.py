@@ -9,7 +9,7 @@ from typing import Literal
 
 from infra.records import Decision, ExperimentRecord, MoveRequest, Stage, State, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
-from infra.registry.lineage import EVALUATION_TAG
+from infra.registry.lineage import EVALUATION_TAG, PROJECT_TAG
 from infra.storage import moves as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
@@ -22,6 +22,7 @@ PAUSED_IN = ("ramp", "test")
 """The stages that can be paused: in the shadow nobody is served, and a version that is watched is champion."""
 MOST_NAMED = 10
 """Versions that an error lists."""
+COMMANDS: dict[ManualKind, str] = {"promote": "promote", "roll_back": "rollback"}
 WARNINGS = {
     "failed": "failed the held-out gate: it is surely worse than the champion it was compared with",
     "undecided": "did not pass the held-out gate: it is not surely as good as the champion it was compared with",
@@ -35,6 +36,10 @@ class NothingToDo(ValueError):
 
 class CheckpointRemoved(ValueError):
     """The weights of the version to serve were removed."""
+
+
+class OtherProject(ValueError):
+    """The version was trained for another project."""
 
 
 class MovedMeanwhile(RuntimeError):
@@ -92,6 +97,7 @@ def plan(store: ObjectStore, registry: Registry, request: MoveRequest) -> Plan:
         NothingToDo: no version is given, and there is none to choose.
         NotRegistered: the registry does not know the version.
         CheckpointRemoved: retention has removed the version's checkpoint.
+        OtherProject: the version was trained for another project.
         IllegalMove: the version's state does not allow the move.
     """
     kind: ManualKind = "promote" if request.kind == "promote" else "roll_back"
@@ -106,6 +112,12 @@ def plan(store: ObjectStore, registry: Registry, request: MoveRequest) -> Plan:
     version = version or _default(store, registry, kind, aliases)
     check_servable(registry, version)
     found = registry.version(version)
+    if (made_for := found.tags.get(PROJECT_TAG, "")) not in ("", registry.project):
+        raise OtherProject(
+            f"{kind.replace('_', ' ')}: version {version} was trained for project {made_for}, expected a version of "
+            f"{f'project {registry.project} or of ' if registry.project else ''}the common loop; nothing was changed. For that "
+            f"project: `tabloop {COMMANDS[kind]} {version} --project {made_for}`"
+        )
     state = states.state_of(found, aliases)
     states.check(kind, version, state, request.reason)
     # A version that was registered by hand has no verdict.

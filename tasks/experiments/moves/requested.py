@@ -33,7 +33,10 @@ class Outdated(ValueError):
     """The champion was replaced after the request, or the request has expired."""
 
 
-REFUSALS = (NotRegistered, IllegalMove, manual.NothingToDo, manual.CheckpointRemoved, manual.MovedMeanwhile, Outdated)
+REFUSALS = (
+    *(NotRegistered, IllegalMove, manual.NothingToDo, manual.CheckpointRemoved, manual.OtherProject, manual.MovedMeanwhile),
+    Outdated,
+)
 
 
 def carry_out(store: ObjectStore, registry: Registry, request: MoveRequest, now: float) -> Decision | None:

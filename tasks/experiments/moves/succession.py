@@ -23,7 +23,7 @@ from tasks.experiments.verdict.anchor import ANCHOR
 from tasks.labels import users
 
 PREFIX = f"{ANCHOR}-"
-"""Prefix of the ids of comparisons."""
+"""Prefix of the ids of comparisons; in a project's loop after the project."""
 DAY = 86_400.0
 
 
@@ -109,19 +109,24 @@ def _following(store: ObjectStore, aliases: Aliases, settings: Settings, now: fl
     if held and (held.champion, held.challenger) == (anchor, champion) and not _is_over(held, now):
         return held
     if anchor == champion:
-        return _record(anchor, champion, now)
+        return _record(store, anchor, champion, now)
     record = held
     if record is None or record.champion != anchor or not record.stages or _is_over(record, now):
         sample = users.share_for(store, NEW["anchor_days"] * DAY, settings.collect.most_requests)
-        record = _record(anchor, champion, now, plan_of_comparison(settings, sample))
+        record = _record(store, anchor, champion, now, plan_of_comparison(settings, sample))
     start, reason = next_start(record, now, lead), f"version {champion} is champion"
     stage = Stage(name="anchor", share=record.share, started=start, reason=reason)
     return record.model_copy(update={"challenger": champion, "stages": (*record.stages, stage)})
 
 
-def _record(anchor: str, champion: str, now: float, plan: Plan | None = None) -> ExperimentRecord:
+def prefix_of(store: ObjectStore) -> str:
+    """Return the prefix of the ids of comparisons in the store's loop."""
+    return f"{store.scope.project}-{PREFIX}".removeprefix("-")
+
+
+def _record(store: ObjectStore, anchor: str, champion: str, now: float, plan: Plan | None = None) -> ExperimentRecord:
     share = 1 - plan.anchor_share if plan else 1.0
-    identifier = f"{PREFIX}{now:.3f}-version-{anchor}"
+    identifier = f"{prefix_of(store)}{now:.3f}-version-{anchor}"
     return ExperimentRecord(id=identifier, champion=anchor, challenger=champion, share=share, started=now, plan=plan)
 
 

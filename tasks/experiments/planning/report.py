@@ -9,10 +9,11 @@ from infra.records.few import Few
 from infra.settings import Settings
 from infra.storage import few as log
 from infra.storage.store import ObjectStore
-from tasks.experiments.counting.traffic import Traffic, recent
-from tasks.experiments.planning import few
+from tasks.experiments.counting.traffic import Traffic, by_project, recent
+from tasks.experiments.planning import few, projects
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.planning.planner import Proposal, Prospect, page, propose, prospects
+from tasks.experiments.planning.projects import ProjectSize
 from tasks.labels.pipeline import JoinAll
 
 
@@ -29,9 +30,12 @@ class Outlook:
     plan: Plan
     proposal: Proposal
     too_little: Sequence[Few]
+    projects: Sequence[ProjectSize] = ()
+    """Every project, where the common loop's traffic is planned from."""
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, (page(self.prospects, self.traffic, self.plan, self.proposal), few.page(self.too_little))))
+        planned = page(self.prospects, self.traffic, self.plan, self.proposal)
+        return "\n".join(filter(None, (planned, few.page(self.too_little), projects.page(self.projects))))
 
     def values(self) -> dict[str, object]:
         """Return it as JSON values; a gain that no test detects is null."""
@@ -46,11 +50,14 @@ class Outlook:
             "prospects": found,
             "next": {"reason": self.proposal.reason, "experiment": self.proposal.settings.model_dump(mode="json")},
             "too_little": [each.model_dump(mode="json") for each in self.too_little],
+            "projects": [asdict(size) | {"large_enough": size.large_enough} for size in self.projects],
         }
 
 
 def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> Outlook:
     """Return what the team can find out from the traffic of the last `days`, the next test, and what is too little for either.
+
+    The traffic is that of the store's loop; of the common one with the size of every project.
 
     Raises:
         NothingToPlan: a test would count none of the requests.
@@ -60,7 +67,8 @@ def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> 
     if not traffic.sums["judged"].sum():
         raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
     proposal = propose(traffic, settings.experiment, settings.collect)
-    return Outlook(prospects(traffic, plan), traffic, plan, proposal, few.too_few(traffic, settings, now))
+    sizes = () if store.scope.project else projects.sizes(by_project(store, settings, plan, now, days), settings, now)
+    return Outlook(prospects(traffic, plan), traffic, plan, proposal, few.too_few(traffic, settings, now), sizes)
 
 
 def record(store: ObjectStore, settings: Settings, now: float, join_all: JoinAll | None = None) -> tuple[Few, ...]:

@@ -10,6 +10,7 @@ from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manife
 from infra.storage import cycles
 from infra.storage import looks as looks_log
 from infra.storage import moves as log
+from infra.storage.scope import Scope
 from infra.storage.store import ObjectStore
 from tasks.experiments.reports.history import anchor_line, anchors, line, look_line, when
 from tasks.versions.review import object_of
@@ -29,7 +30,8 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
         UnknownVersion: no cycle made it, and no move names it.
     """
     outcome = _outcome(store, version)
-    moves = [move for move in log.backwards(store) if version in {change.version for change in move.changes}][::-1]
+    loop = Scope(cycles.project_of(outcome.cycle)).view(store) if outcome else store
+    moves = [move for move in log.backwards(loop) if version in {change.version for change in move.changes}][::-1]
     if outcome is None and not moves:
         raise UnknownVersion(
             f"version {version}: no cycle of {store.uri(cycles.PREFIX)} made it, and no move of {store.uri(log.PREFIX)} names "
@@ -50,7 +52,7 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
 
 def _outcome(store: ObjectStore, version: str) -> CycleOutcome | None:
     """Return the outcome of the cycle that made a version."""
-    index = cycles.index(store)
+    index = cycles.every(store)
     for cycle in reversed([cycle for cycle, objects in index.items() if cycles.OUTCOME in objects]):
         outcome = CycleOutcome.model_validate(store.get_json(cycles.key(cycle, cycles.OUTCOME)))
         if outcome.version == version:

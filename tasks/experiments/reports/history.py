@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from infra.records import Change, ExperimentRecord, Look, Move
+from infra.storage import cycles
 from infra.storage import looks as looks_log
 from infra.storage import moves as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves.log import ids
-from tasks.experiments.moves.succession import PREFIX
+from tasks.experiments.moves.succession import prefix_of
 
 KINDS = {"by_hand": "by hand", "roll_back": "roll back"}
 
@@ -25,14 +26,15 @@ def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool
 
 
 def entries(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> list[Entry]:
-    """Return the last moves and looks, oldest first.
+    """Return the last moves and looks of the store's loop, oldest first.
 
     At most `count`, of one experiment or of all (empty), and without looks or with them. Anchors are listed in any case.
     """
     moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
     dated: list[tuple[float, int, int, Entry]] = [(move.time, 0, move.number, move) for move in islice(moves, count)]
     since = dated[-1][0] if len(dated) == count else 0.0
-    names = [experiment] if experiment else ids(store, "experiments")
+    known, project = ids(store, "experiments"), store.scope.project
+    names = [experiment] if experiment else [name for name in known if cycles.project_of_test(name) == project]
     for name in names if looks else ():
         dated += [(look.time, 1, look.number, look) for look in _last(store, name, count, since)]
     dated += [
@@ -51,7 +53,7 @@ def line(move: Move) -> str:
 
 def anchors(store: ObjectStore) -> Iterator[ExperimentRecord]:
     """Yield the records of the anchors, and of each comparison with one as it began, oldest first."""
-    for key in store.keys(f"experiments/{PREFIX}"):
+    for key in store.keys(f"experiments/{prefix_of(store)}"):
         yield ExperimentRecord.model_validate(store.get_json(key))
 
 

@@ -18,6 +18,7 @@ from infra.settings.serving import own_engines
 from serving.__main__ import engine as engine_of
 from serving.__main__ import policy
 from serving.engine.protocol import EngineRequest, SwapRefused, WrongVersion
+from serving.engine.version_cache import VersionCache
 from serving.slots import client, follower
 from serving.slots.client import EngineClient, EngineDown, RequestRefused
 from serving.slots.group import PREFIX_TOKENS, EngineGroup
@@ -235,7 +236,7 @@ async def test_a_name_stands_for_all_of_its_engines_also_without_a_list(
     serving = Serving(engines=[setting, "http://127.0.0.1:9"], state=tmp_path)
     settings = load(DEMO, {}).model_copy(update={"serving": serving})
     async with client.session() as http:
-        assert type(engine_of(http, 0, settings, policy(settings))) is kind
+        assert type(engine_of(http, 0, settings, policy(settings), VersionCache(tmp_path))) is kind
 
 
 def test_a_list_of_engines_is_checked() -> None:

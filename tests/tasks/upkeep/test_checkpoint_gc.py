@@ -11,7 +11,7 @@ from infra.records import CycleOutcome, Decision, ExperimentRecord, Manifest, Ob
 from infra.registry.client import ANCHOR_TAG, EXPERIMENT_TAG, PREVIOUS_TAG, REMOVED_TAG, VERDICT_TAG
 from infra.registry.lineage import BASE_TAG, lineage
 from infra.settings import Settings
-from infra.settings.schema import Retention, Serving, Terms, UserTerms
+from infra.settings.schema import ProjectTerms, Retention, Serving, Terms, UserTerms
 from infra.storage.cycles import experiment_id, name
 from infra.storage.store import CHECKSUMS, Incomplete
 from tasks.experiments.moves import manual
@@ -197,7 +197,9 @@ def test_possible_parents_stay(world: World) -> None:
 def test_pinned_versions_stay(world: World) -> None:
     for number in (2, 3, 4, 5):
         world.cycle(number, days=300)
-    serving = Serving(terms=Terms(version="2"), projects={"p": Terms(version="3")}, users={"a" * 32: UserTerms(version="4")})
+    serving = Serving(
+        terms=Terms(version="2"), projects={"p": ProjectTerms(version="3")}, users={"a" * 32: UserTerms(version="4")}
+    )
     world.retain(serving=serving)
     assert world.left() == names(2, 3, 4)
     assert world.left("optimizers") == set()

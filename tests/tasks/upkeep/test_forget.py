@@ -222,8 +222,7 @@ def test_retention_removes_what_evaluations_keep_by_its_last_write(store: Memory
         store.put(name, b"")
     store.now += 50 * DAY
     store.put("evaluations/new.parquet", b"")
-    limits = LIMITS.model_copy(update={"retention": Retention(evaluations_days=60)})
-    retained = retain(store, registry.client, limits, NOW + 61 * DAY, dry_run=False)
+    retained = retain(store, registry.client, LIMITS, NOW + 91 * DAY, dry_run=False)
     assert retained.evaluations == ("evaluations/a.parquet", "judgements/j/b.json")
     assert "2 of evaluations" in retained.summary()
     assert list(store.keys("evaluations/")) == ["evaluations/new.parquet"] and not list(store.keys("judgements/"))

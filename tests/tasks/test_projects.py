@@ -1,0 +1,267 @@
+"""Projects with a champion of their own: nobody outside trains or judges it, and what it lacks it has of the common loop."""
+
+import re
+from collections.abc import Sequence
+
+import polars as pl
+import pytest
+
+from infra.records import CycleOutcome, Manifest, Verdict
+from infra.registry.lineage import lineage
+from infra.settings import Settings
+from infra.settings.schema import Collect, Experiment, Retention, Serving
+from infra.storage import cycles
+from infra.storage import moves as log
+from infra.storage.scope import NoOwnChampion, scope_of
+from tasks.experiments.counting.totals import gather
+from tasks.experiments.moves import log as moves
+from tasks.experiments.moves import manual, release
+from tasks.experiments.planning.report import outlook
+from tasks.labels.collect import Collected, collect
+from tasks.labels.parent import choose_parent
+from tasks.steps.context import Context
+from tasks.steps.transaction import finish, manifest_fields, seal
+from tasks.upkeep import checkpoint_gc
+from tasks.upkeep.forget import forget, request
+from tasks.validation.quarantine import ValidationEvidence
+from tests.tasks import rows
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, asked, completion, decision, feedback
+
+ADA, BOB = "a" * 32, "b" * 32
+OWN = {"web": {"own_champion": True, "experiments": True}, "api": {"own_champion": True, "experiments": True}}
+SETTINGS = Settings(
+    serving=Serving.model_validate({"adapters": 8, "projects": OWN}),
+    collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1),
+    experiment=Experiment(min_history_requests=0, shadow_requests=0, ramp=(), watch_seconds=0, planned_requests=50),
+)
+PROMOTED = Verdict(verdict="promote", reason="accepted more")
+REJECTED = Verdict(verdict="reject", reason="accepted less")
+
+
+class Loops:
+    """The loops of a bucket and a registry in memory, whose common champion is version 1."""
+
+    def __init__(self, settings: Settings = SETTINGS) -> None:
+        self.store, self.registry = MemoryStore(), MemoryRegistry(v1={})
+        self.registry.aliases["champion"] = "1"
+        self.now = NOW + 100
+        self.common = Context(settings, self.store, self.registry.client, lambda: self.now)
+
+    def of(self, project: str) -> Context:
+        return self.common.of(project)
+
+    def ship(self, name: str, served: Sequence[tuple[str, str]], time: float = NOW, **fields: str) -> None:
+        """Write an accepted completion of each user in a project."""
+        made = [
+            completion(f"{name}{i}", user=user, project=project, prefix=f"{name}{i} = ", time=time, **fields)
+            for i, (user, project) in enumerate(served)
+        ]
+        answers = [feedback(c.id, user=c.user, project=c.project, prefix=c.prefix, time=time + 1) for c in made]
+        self.store.put_rows(f"events/completions/date=2027-01-15/hour=08/{name}.parquet", made)
+        self.store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{name}.parquet", answers)
+
+    def collect(self, project: str) -> Collected:
+        context = self.of(project)
+        return collect(context.store, context.registry, context.settings, self.now)
+
+    def train(self, project: str) -> tuple[list[str], Manifest, str]:
+        """Run a project's cycle up to its version; return the ids of its samples, its manifest and the version."""
+        context, collected = self.of(project), self.collect(project)
+        name, fields = cycles.next_name(context.store), manifest_fields(collected, ValidationEvidence(), self.now)
+        manifest = seal(context.store, name, fields, rows.batch(context.store, collected), context.settings)
+        tags = {"parent": manifest.parent, "cycle": name, **({"project": project} if project else {})}
+        version = context.registry.create_version(f"s3://tabloop/checkpoints/{name}", tags).version
+        finish(context.store, CycleOutcome(cycle=name, result="registered", reason="", version=version))
+        return collected.accounting.samples["id"].to_list(), manifest, version
+
+    def test(self, project: str, version: str, verdict: Verdict) -> None:
+        """Open the test of a project's version, and end it."""
+        context, cycle = self.of(project), self.registry.versions[version]["cycle"]
+        champion = context.registry.aliases().champion
+        assert champion
+        proposed = release.propose(context.store, context.settings, cycle, version, champion, self.now)
+        running = release.open_experiment(context.store, context.registry, proposed)
+        assert running and context.registry.aliases().experiment == running
+        release.conclude(context.store, context.registry, decision(running, verdict, self.now))
+
+
+def projects_of(collected: Collected) -> set[str]:
+    return set(collected.accounting.classified["project"])
+
+
+def test_every_request_is_read_by_one_loop_that_of_its_project() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web"), (ADA, "api"), (ADA, "docs"), (BOB, "web"), (BOB, "")])
+    # Planted: somebody of another project answers for a completion of web.
+    forged = feedback("forged", user=BOB, project="api", prefix="a0 = ", completion_id="a0", outcome="rejected", time=NOW + 2)
+    loops.store.put_rows("events/feedback/date=2027-01-15/hour=08/forged.parquet", [forged])
+    read = {project: loops.collect(project) for project in ("", "web", "api")}
+    assert [projects_of(read[project]) for project in ("web", "api", "")] == [{"web"}, {"api"}, {"docs", ""}]
+    assert sum(each.accounting.requests for each in read.values()) == 5
+    assert sorted(id for each in read.values() for id in each.accounting.samples["id"]) == ["a0", "a1", "a2", "a3", "a4"]
+    outcomes = read["web"].accounting.samples.select("id", pl.col("outcome").cast(pl.String)).rows()
+    assert ("a0", "accepted") in outcomes
+
+
+def test_shares_count_within_a_project_and_another_project_s_people_do_not_fill_it() -> None:
+    shares = {"max_user_share": 0.5, "max_user_weight": 0.5, "max_project_share": 0.4}
+    capped = SETTINGS.collect.model_copy(update=shares | {"min_samples": 4})
+    loops = Loops(SETTINGS.model_copy(update={"collect": capped}))
+    others = [(f"{n:032x}", project) for n in range(8) for project in ("docs", "blog", "wiki")]
+    loops.ship("a", [*[(ADA, "web")] * 8, *others])
+    alone = loops.collect("web").accounting
+    assert alone.waiting and alone.waiting.state == "WaitingForUsers", "one user has all of web, though a quarter of all requests"
+    assert loops.collect("").accounting.waiting is None
+    loops.ship("b", [(BOB, "web")] * 8, NOW + 1)
+    both = loops.collect("web").accounting
+    assert both.waiting is None and both.samples.group_by("user").len()["len"].to_list() == [8, 8]
+
+
+def test_a_project_begins_from_the_common_champion_and_no_request_is_trained_twice_or_lost() -> None:
+    before = Loops(SETTINGS.model_copy(update={"serving": Serving()}))
+    before.ship("a", [(ADA, "web"), (BOB, "docs")] * 2)
+    assert before.train("")[0] == ["a0", "a1", "a2", "a3"]
+    before.registry.aliases["champion"] = "2"
+    loops = Loops()
+    loops.store, loops.registry = before.store, before.registry
+    loops.common = Context(SETTINGS, loops.store, loops.registry.client, lambda: loops.now)
+    loops.now = NOW + 200
+    loops.ship("b", [(ADA, "web"), (BOB, "docs")], NOW + 120)
+    ids, common, version = loops.train("")
+    assert ids == ["b1"] and common.apart == ("api", "web")
+    loops.registry.aliases["champion"] = version
+    ids, manifest, version = loops.train("web")
+    assert ids == ["b0"], "since the last cycle that read web, though the champion was trained since"
+    assert (manifest.cycle, manifest.parent, version) == ("web-cycle-000001", "3", "4")
+    assert loops.train("web")[1].cycle == "web-cycle-000002"
+    assert loops.train("")[1].cycle == "cycle-000003"
+
+
+def test_a_project_has_the_common_champion_until_it_promotes_its_own_and_its_moves_are_its_own() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web"), (BOB, "docs")])
+    version = loops.train("web")[2]
+    web, api = loops.of("web"), loops.of("api")
+    assert web.registry.aliases().champion == "1"
+    moves.catch_up(loops.store, loops.common.registry, NOW)
+    loops.test("web", version, PROMOTED)
+    assert [loop.registry.aliases().champion for loop in (loops.common, web, api)] == ["1", version, "1"]
+    assert loops.registry.aliases == {"champion": "1", "champion-web": version}
+    assert loops.registry.versions["1"]["state"] == "champion" and loops.registry.versions["1"]["state.web"] == "retired"
+    assert [move.kind for move in log.backwards(web.store)] == ["promote", "open", "begin"]
+    assert [move.kind for move in log.backwards(loops.store)] == ["begin"]
+    # Another common champion is not web's, and is api's.
+    loops.registry.versions["3"] = {}
+    loops.registry.aliases["champion"] = "3"
+    assert [loop.registry.aliases().champion for loop in (web, api)] == [version, "3"]
+    back = manual.rollback(web.store, web.registry, asked("roll_back", "", "ann", "worse", NOW + 300))
+    assert back.experiment.challenger == "1" and loops.registry.aliases == {"champion": "3", "champion-web": "1"}
+
+
+def test_the_champion_of_a_running_test_stays_that_of_a_project_without_its_own() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web")])
+    version, web = loops.train("web")[2], loops.of("web")
+    proposed = release.propose(web.store, web.settings, "web-cycle-000001", version, "1", NOW)
+    running = release.open_experiment(web.store, web.registry, proposed)
+    loops.registry.versions["3"] = {}
+    loops.registry.aliases["champion"] = "3"
+    assert running and release.void(running, web.registry.aliases()) is None and not moves.catch_up(web.store, web.registry, NOW)
+    release.conclude(web.store, web.registry, decision(running, REJECTED, NOW + 9))
+    assert web.registry.aliases().champion == "3"
+    (found,) = moves.catch_up(web.store, web.registry, NOW + 10)
+    assert (found.by, found.reason) == ("the common loop", "the common champion was replaced")
+
+
+def test_only_the_people_of_a_project_judge_its_test() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web")])
+    version, web = loops.train("web")[2], loops.of("web")
+    proposed = release.propose(web.store, web.settings, "web-cycle-000001", version, "1", NOW + 50)
+    running = release.open_experiment(web.store, web.registry, proposed)
+    assert running and running.plan
+    tested = {"experiment": running.id, "assigned": running.id, "assigned_arm": "champion"}
+    loops.ship("mine", [(ADA, "web"), (BOB, "web")], NOW + 60, **tested)
+    loops.ship("forged", [(f"{n:032x}", "api") for n in range(9)], NOW + 60, **tested)
+    totals = gather(web.store, running, running.plan, NOW + 200)
+    assert totals.requests == {"champion": 2, "challenger": 0} and totals.counts["champion"] == 2
+
+
+def test_a_promising_candidate_is_the_parent_in_its_own_loop_alone() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web"), (ADA, "api"), (ADA, "docs")])
+    made = {project: loops.train(project)[2] for project in ("web", "api")}
+    promising = Verdict(verdict="reject", reason="not surely better", promising=True)
+    for project, version in made.items():
+        loops.test(project, version, promising)
+
+    def parent(project: str) -> str:
+        context = loops.of(project)
+        return choose_parent(context.store, lineage(context.registry.versions()), "1", None)
+
+    assert {project: parent(project) for project in ("", "web", "api")} == {"": "1", **made}
+
+
+def test_a_version_of_a_project_is_no_champion_of_another_loop() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web")])
+    version = loops.train("web")[2]
+    for loop, expected in (
+        (loops.common, "a version of the common loop"),
+        (loops.of("api"), "project api or of the common loop"),
+    ):
+        with pytest.raises(manual.OtherProject, match=re.escape(expected)) as refused:
+            manual.promote(loop.store, loop.registry, asked("promote", version, "ann", "", NOW))
+        assert f"`tabloop promote {version} --project web`" in str(refused.value)
+    assert loops.registry.aliases == {"champion": "1"}
+    web = loops.of("web")
+    manual.promote(web.store, web.registry, asked("promote", version, "ann", "", NOW))
+    assert loops.registry.aliases == {"champion": "1", "champion-web": version}
+
+
+def test_forgetting_reaches_the_cycles_and_the_versions_of_every_project() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web"), (ADA, "api"), (ADA, "docs"), (BOB, "web")])
+    made = {project: loops.train(project)[2] for project in ("", "web", "api")}
+    loops.test("web", made["web"], PROMOTED)
+    found = forget(loops.store, loops.common.registry, request(ADA, "", NOW + 300, "ann", ""), NOW + 300, dry_run=False)
+    assert set(found.cycles) == {"cycle-000001", "web-cycle-000001", "api-cycle-000001"}
+    assert {each.version: each.serves for each in found.versions} == {
+        **{made[""]: "", made["web"]: "champion of web"},
+        made["api"]: "",
+    }
+    assert not [key for key, body in loops.store.objects.items() if key.endswith(".parquet") and ADA.encode() in body]
+    assert projects_of(loops.collect("web")) == {"web"} and not projects_of(loops.collect("api"))
+
+
+def test_the_weights_that_a_project_uses_stay() -> None:
+    loops = Loops(SETTINGS.model_copy(update={"retention": Retention(checkpoints_days=1, champions_kept=0)}))
+    loops.ship("a", [(ADA, "web"), (ADA, "docs")])
+    for project in ("web", "web", "web", ""):
+        cycle = cycles.next_name(loops.of(project).store)
+        loops.store.put_json(f"checkpoints/{cycle}/checksums.json", {})
+        loops.train(project)
+    loops.test("web", "2", PROMOTED)
+    expired = checkpoint_gc.find(loops.store, loops.common.registry, loops.common.settings, NOW + 9 * 86_400)
+    assert [(gone.cycle, gone.versions) for gone in expired] == [
+        ("cycle-000001", ("5",)),
+        ("web-cycle-000002", ("3",)),
+        ("web-cycle-000003", ("4",)),
+    ]
+
+
+def test_a_plan_says_which_projects_are_large_enough() -> None:
+    chosen = SETTINGS.collect.model_copy(update={"max_user_share": 0.1, "min_samples": 30})
+    experiment = SETTINGS.experiment.model_copy(update={"mode": "non_inferiority", "min_users": 10, "design": "crossover"})
+    loops = Loops(SETTINGS.model_copy(update={"collect": chosen, "experiment": experiment}))
+    people = [(f"{n:032x}", project) for n in range(20) for project in ("web", "web", "docs")]
+    loops.ship("a", [*people, *[(ADA, "api")] * 60])
+    found = {size.project: size for size in outlook(loops.common.store, loops.common.settings, NOW + 3600, 7.0).projects}
+    assert {name: size.large_enough for name, size in found.items()} == {"web": True, "docs": False, "api": False}
+    assert "a cycle needs" not in str(found["docs"]) and "cycle: " in str(found["docs"]), "20 users, 20 requests a week of 30"
+    assert str(found["api"]).endswith("cycle: it needs 10 users or more, since collect.max_user_share = 0.1, but has one")
+
+
+def test_a_project_without_a_champion_of_its_own_is_refused_by_name() -> None:
+    with pytest.raises(NoOwnChampion, match=r"project = 'docs', expected api or web; set own_champion = true in \[serving\.proj"):
+        scope_of(SETTINGS, "docs")
