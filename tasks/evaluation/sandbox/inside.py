@@ -82,6 +82,7 @@ def leave_namespaces(root: bool) -> None:
 
 def build(root: str, spec: dict[str, Any]) -> None:
     """Make the file system at the folder `root`, and make it the only one."""
+    os.umask(0o022)  # a flow's is 077, and the command, another user, goes through these folders
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=16m,mode=755")
     for path in spec["readable"]:

@@ -12,6 +12,7 @@ import pytest
 
 from infra.records import HeldOutPlace, Program
 from infra.settings import ROOT
+from infra.stack import files
 from tasks.evaluation.evaluate import evaluate_scores
 from tasks.evaluation.sandbox import Limits, SandboxRefused, interpreter, pass_at_1, programs, run
 from tasks.evaluation.sandbox.interpreter import Interpreter, checked
@@ -63,6 +64,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_environment_whose_interpreter_is_a_copy_runs_programs(copied: Path) -> None:
     assert results(copied) == ["passed", "failed"]
+
+
+def test_programs_run_where_files_are_made_for_their_owner_alone(copied: Path) -> None:
+    with files.private():
+        assert results(copied) == ["passed", "failed"]
 
 
 CONTAINER = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
