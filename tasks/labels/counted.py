@@ -284,7 +284,7 @@ class Making:
 
     def _made(self, begin: float, end: float, why: str, *, known: bool) -> Made:
         """Return how the requests of a time are made. Where `known`, new objects count as known, and older ones beside them; not
-        those with later rows, whose events the later hours keep."""
+        those with later rows, whose requests and events the later hours keep."""
         low, high = begin - self.reader.reach, end + self.reader.reach
         needed = self.index.needed(begin, end, self.reader.reach)
         digest, events = counted.digest(needed), self.index.events.filter(pl.col("time").is_between(low, high))
@@ -292,7 +292,9 @@ class Making:
         if not known:
             return Made(Inputs(needed.with_columns(since=pl.when(~new).then("since")), events), digest, why)
         older, self.left = self.left.older(low, high, needed)
-        ended = needed.with_columns(since=pl.when(~new | (pl.col("last") <= high)).then("since"))
+        # A request after `end` is in no span yet, and an event may name it before its own hour is made.
+        kept = pl.when(pl.col("kind") == "completions").then(pl.col("last") < end).otherwise(pl.col("last") <= high)
+        ended = needed.with_columns(since=pl.when(~new | kept).then("since"))
         objects = pl.concat([ended, older.objects]).unique(["kind", "key"], maintain_order=True)
         return Made(Inputs(objects, pl.concat([events, older.events]).unique()), digest, why)
 

@@ -207,6 +207,18 @@ def test_the_later_rows_of_an_object_are_known_when_their_hour_changes(store: Co
     check(store, LATER, NOW)
 
 
+def test_an_early_event_names_a_request_whose_object_an_hour_before_has_read() -> None:
+    store = MemoryStore()
+    store.put_rows(f"events/completions/{rows.FOLDER}/a.parquet", [completion("early", time=NOW - 59, prefix="a")])
+    store.put_rows(f"events/completions/{rows.FOLDER}/b.parquet", [completion("late", time=NOW + 2 * HOUR)])
+    read_requests(store, BEGIN, NOW + 2.1 * HOUR, JOIN)  # the hour before the request's own settles
+    event = feedback("k", time=NOW - 58, completion_id="late", outcome="rejected", cache_hit=True)
+    store.put_rows(f"events/feedback/{rows.FOLDER}/c.parquet", [event])
+    check(store, NOW + 5 * HOUR)
+    found = read_requests(store, BEGIN, NOW + 5 * HOUR, JOIN).requests
+    assert dict(found.select("id", "cache_hit").iter_rows()) == {"early": False, "late": True}
+
+
 def test_a_day_takes_the_place_of_its_hours(store: CountingStore) -> None:
     at = NOW + 16 * HOUR  # midnight
     for number in range(50):
