@@ -152,7 +152,8 @@ def test_text_that_is_shown_again_is_compared_no_further(kind: Kind, seed: int) 
     again = [(earlier, later) for earlier, later in pairs if shows_again(*shown[earlier], *shown[later])]
     lines = [seen(*one, known) for one in shown]
     assert all(compare(lines[earlier], lines[later]) == "same" for earlier, later in again)
-    assert all(asked[earlier].file == asked[later].file for earlier, later in again)
+    others = sum(asked[earlier].file != asked[later].file for earlier, later in again)
+    assert others <= (kind == "copied")  # one of thousands: the text shown of one file is all in its copy
     assert len(again) > len(asked) / 2
 
 
