@@ -67,6 +67,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """Give the process its umask back: commands that are processes of their own set it, and some tests call them in this one."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Look for no garbage while modules are imported, which takes a third of the time, nor later among what they hold."""

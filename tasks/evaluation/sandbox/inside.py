@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import struct
 import sys
 from typing import Any
@@ -96,9 +97,7 @@ def build(root: str, spec: dict[str, Any]) -> None:
             mount(path, inner, None, MS_BIND | MS_REC)
             set_attributes(inner, RDONLY | NOSUID | NODEV)
         elif not os.path.exists(inner):
-            open(inner, "w").close()
-            mount(path, inner, None, MS_BIND)
-            set_attributes(inner, RDONLY | NOSUID | NODEV, recursive=False)
+            add_file(path, inner)
     os.mkdir(f"{root}/dev")
     for device in DEVICES:
         open(root + device, "w").close()
@@ -115,6 +114,17 @@ def build(root: str, spec: dict[str, Any]) -> None:
     call("umount2", b".", MNT_DETACH)
     os.chdir("/")
     set_attributes("/", RDONLY, recursive=False)
+
+
+def add_file(path: str, inner: str) -> None:
+    """Make one file readable, also one that only its owner can read: pyvenv.cfg is such a file after a private umask."""
+    if os.getuid() == 0 and not os.stat(path).st_mode & stat.S_IROTH:  # root's command runs as another user
+        with open(path, "rb") as source, open(inner, "wb") as target:
+            target.write(source.read())
+        return
+    open(inner, "w").close()
+    mount(path, inner, None, MS_BIND)
+    set_attributes(inner, RDONLY | NOSUID | NODEV, recursive=False)
 
 
 def forbid_namespaces() -> None:

@@ -5,6 +5,7 @@ That of a virtual environment may be a copy (`venv --copies`); its base starts w
 """
 
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -57,12 +58,19 @@ def checked(limits: Limits) -> Interpreter:
             continue
         if outcome.succeeded and outcome.stdout == CHECKED:
             return found
-        failures.append(f"{found.path} {outcome.said}")
+        failures.append(f"{found.path} {outcome.said}{''.join(map(closed, found.readable))}")
     tried = "; ".join(failures) or f"{sys.executable!r} is no program"
     raise SandboxRefused(
         f"sandbox: no interpreter runs `{CHECK}` in it: {tried}; nothing was run. Expected that `env -i {sys.executable} -I -c "
         f"'{CHECK}'` succeeds, without PYTHONHOME and LD_LIBRARY_PATH; else run tabloop with a Python that does"
     )
+
+
+def closed(path: str) -> str:
+    """Return what to do about a folder that the sandbox of root, which runs as another user, cannot read; else ""."""
+    if os.geteuid() or not os.path.isdir(path) or os.stat(path).st_mode & stat.S_IROTH:
+        return ""
+    return f" ({path} is readable by its owner alone, and root's sandboxes run as another user: chmod -R go+rX {path})"
 
 
 def needed(path: str, library: str) -> Iterator[str]:

@@ -27,15 +27,6 @@ HELP_SECONDS = 0.3
 
 
 @pytest.fixture(autouse=True)
-def umask() -> Iterator[None]:
-    """Give the process its umask back: `tabloop demo` and `tabloop bench` set it, since they are processes of their own."""
-    before = os.umask(0o022)
-    os.umask(before)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remove the settings of other tests' servers, which override a file, and restore what a command exports."""
     before = dict(os.environ)

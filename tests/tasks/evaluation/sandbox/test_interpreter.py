@@ -52,11 +52,12 @@ def results(python: Path, *, within: Sequence[str] = (), **environment: str) -> 
     return found
 
 
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[0o022, files.PRIVATE], ids=["for all", "for its owner"])
+def copied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds a copy of it."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([os.path.realpath(sys.executable), "-m", "venv", "--copies", "--without-pip", folder], check=True)
+    command = [os.path.realpath(sys.executable), "-m", "venv", "--copies", "--without-pip", folder]
+    subprocess.run(command, check=True, umask=request.param)
     python = folder / "bin/python"
     assert not python.is_symlink()
     return python
@@ -138,6 +139,17 @@ def test_an_interpreter_that_works_is_found_behind_one_that_does_not(monkeypatch
     working = interpreter.interpreters()
     monkeypatch.setattr(interpreter, "interpreters", lambda: [broken("/bin/false"), *working])
     assert pass_at_1([PLACE], ["x = 1"]).results == ("passed",)
+
+
+def test_a_library_that_roots_sandbox_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid():
+        pytest.skip("only root's sandboxes run as another user")
+    library = tmp_path / "lib"
+    library.mkdir(mode=0o700)
+    needs = Interpreter("/bin/false", (str(library),), {})
+    monkeypatch.setattr(interpreter, "interpreters", lambda: [needs])
+    with pytest.raises(SandboxRefused, match=rf"status 1, .*{library} is readable by its owner.*chmod -R go\+rX {library}\)"):
+        checked(Limits())
 
 
 def test_limits_in_which_no_interpreter_starts_are_refused() -> None:
