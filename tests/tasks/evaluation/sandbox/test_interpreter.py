@@ -56,7 +56,7 @@ def results(python: Path, *, within: Sequence[str] = (), **environment: str) -> 
 def copied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds a copy of it."""
     folder = tmp_path_factory.mktemp("environment")
-    command = [os.path.realpath(sys.executable), "-m", "venv", "--copies", "--without-pip", folder]
+    command = [os.path.realpath(sys.executable), "-m", "venv", "--copies", "--without-pip", str(folder)]
     subprocess.run(command, check=True, umask=request.param)
     python = folder / "bin/python"
     assert not python.is_symlink()
