@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -122,8 +122,10 @@ def test_text_behind_the_middle_marker_belongs_to_the_prefix(each: Format, prefi
 
 
 @given(documents, st.sampled_from(["", "x"]))
+@example("[SUFFIX][PREFIX]", "")
 def test_code_beside_a_suffix_is_code(document: str, suffix: str) -> None:
-    assert read(document, suffix) in (Context(document, suffix), None)
+    framed = [] if suffix else [read(document)]
+    assert read(document, suffix) in (Context(document, suffix), None, *framed), "a whole prompt beside an empty suffix is framed"
     assert read("x" + document + "x", "x") == Context("x" + document + "x", "x"), "no frame begins or ends it"
 
 
