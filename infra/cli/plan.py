@@ -1,5 +1,6 @@
 """Commands that plan: the next A/B test, and the parts that a rate of requests needs."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,15 @@ from infra.cli.app import LOOK, Json, Project, app, make, print_json
 
 PROMPT = 1536
 """Tokens of a prompt, of a model that reads so many."""
+
+
+def finite(value: float) -> float:
+    """Return a number; infinity and what is no number are refused."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not finite")
+    return value
+
+
 plan_ = make("Show what an A/B test can find, or the parts that a rate of requests needs.", invoke_without_command=True)
 app.add_typer(plan_, name="plan", rich_help_panel=LOOK)
 
@@ -44,7 +54,9 @@ def plan(
 @plan_.command("capacity")
 def capacity(
     requests: Annotated[str, typer.Option(metavar="RATE", help="completions, as 10000/day, 1M/day, 300/hour or 5/s")],
-    hours: Annotated[float, typer.Option(min=0.1, max=24, help="hours of a day in which people work; 24: everywhere")] = 8.0,
+    hours: Annotated[
+        float, typer.Option(min=0.1, max=24, callback=finite, help="hours of a day in which people work; 24: everywhere")
+    ] = 8.0,
     prompt: Annotated[
         int | None, typer.Option(min=1, help="tokens of a prompt (default: 1536, or as many as the model reads)")
     ] = None,
@@ -57,11 +69,16 @@ def capacity(
         int, typer.Option(min=0, help="cards of an engine; 0: tensor_parallel_size of serving.engine_arguments")
     ] = 0,
     gpu_rate: Annotated[
-        float, typer.Option(min=0, help="completions a second that an engine of yours serves; 0: of those that were measured")
+        float,
+        typer.Option(
+            min=0, callback=finite, help="completions a second that an engine of yours serves; 0: of those that were measured"
+        ),
     ] = 0.0,
     core: Annotated[
         float,
-        typer.Option(min=0.1, max=10, help="speed of your core over the reference's, by `tabloop bench capacity`"),
+        typer.Option(
+            min=0.1, max=10, callback=finite, help="speed of your core over the reference's, by `tabloop bench capacity`"
+        ),
     ] = 1.0,
     as_json: Json = False,
 ) -> None:

@@ -131,7 +131,7 @@ def per_day(text: str) -> float:
     """Return the requests a day of a rate such as 10000/day, 1M/day, 300/hour or 5/s. Raises NotARate."""
     match = RATE.fullmatch(text.strip())
     found = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
-    if not match or found <= 0:
+    if not match or not 0 < found < math.inf:
         expected = "expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s"
         raise NotARate(f"--requests: {expected}, got {text!r}: `tabloop plan capacity --requests 10000/day`")
     return found * DAY / UNITS[match[3]]
@@ -281,7 +281,7 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
         needs = f"after {duration(asked / load.per_day * DAY)}, if each request becomes a sample"
     else:
         needs = f"none: {rows:,.0f} requests in the window of {days:g} days, collect.min_samples asks for {asked:,}"
-    yield Row("first cycle", needs, "computed from collect.min_samples", used)
+    yield Row("first cycle", needs, "computed from collect.min_samples; assumed: each request becomes a sample", used)
     read = min(rows, settings.collect.most_requests)
     objects = 2 * load.hours * days + _objects(load, settings) / load.hours
     memory, joiners = join_memory(read, min(read, settings.collect.max_samples))

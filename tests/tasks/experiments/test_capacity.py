@@ -31,7 +31,9 @@ def test_a_rate_is_read(text: str, expected: float) -> None:
     assert per_day(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day"])
+@pytest.mark.parametrize(
+    "text", ["0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day", "9" * 400 + "/day"]
+)
 def test_a_rate_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(NotARate, match=r"--requests: expected a rate above 0, as 10000/day, .*, got "):
         per_day(text)

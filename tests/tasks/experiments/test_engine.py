@@ -254,6 +254,13 @@ def test_wrong_use_of_the_command_names_the_option_and_the_next_command(
     assert wrong[0] in error and "`tabloop plan capacity --requests 10000/day" in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--gpu-rate", "--hours", "--core"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_an_option_that_is_no_number_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*COMMAND, option, value]) == 2
+    assert option in capsys.readouterr().err
+
+
 def test_every_number_is_measured_on_a_machine_or_assumed_or_computed_from_these() -> None:
     for engine in (MEASURED, engine_of("7B", tensor=2), Engine(card=card_of("24GB", 9.0), given_rate=9.0)):
         for row in rows(engine).values():
