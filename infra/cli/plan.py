@@ -14,7 +14,7 @@ PROMPT = 1536
 
 
 def finite(value: float) -> float:
-    """Return a number; infinity and what is no number are refused."""
+    """Return a number; NaN and infinity are refused."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not finite")
     return value
