@@ -26,7 +26,7 @@ WITHOUT_SERVERS = (
     r"tabloop (\w+ )?--help",
     r"tabloop sets",
     r"tabloop memory --model infra/base_model .*",
-    r"tabloop capacity --requests 10000/day",
+    r"tabloop plan capacity --requests 10000/day.*",
     r"tabloop (hash|token) .*",
     r"tabloop settings show",
 )

@@ -1,4 +1,4 @@
-"""The numbers that `tabloop capacity` computes with, measured on this machine, and its predictions beside measurements.
+"""The numbers that `tabloop plan capacity` computes with, measured on this machine, and its predictions beside measurements.
 
 The speed of a core is that of a completion, over the plan's; the plan's other figures are divided by it before they are compared.
 An app of its own serves completions of an engine without a model, so that the app's limit is measured; then events. A look and a
@@ -32,6 +32,7 @@ from infra.registry.client import Registry
 from infra.settings import Settings
 from tasks.evaluation.models.base import Text
 from tasks.experiments.planning import capacity as plan
+from tasks.experiments.planning import costs
 
 COMPLETIONS, STREAMS = Size(full=2_000, quick=100), 32
 TEXT = "value = compute_something(first, second)"
@@ -66,7 +67,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             rates = {one.name: one for one in await feedback.rate(settings, root / "events", EVENT_SECONDS.of(bench.quick))}
             event = 1 / rates["events_per_cpu_second"].value
             yield figure("capacity.event_cpu", 1e3 * event, "ms")
-            yield compared("capacity.event_cpu", plan.EVENT_CPU.value / core, event)
+            yield compared("capacity.event_cpu", costs.EVENT_CPU.value / core, event)
         with bench.part("looks and joins", share=0.5):
             for requests, objects, days in LOOKS.of(bench.quick):
                 for one in await asyncio.to_thread(of_look, root / f"looks-{requests}", requests, objects, days, core):
@@ -120,7 +121,7 @@ async def completion_cpu(settings: Settings, folder: Path, quick: bool) -> list[
             alone = await alone_cpu(app, [partial(stream_completion, http, url, body) for body in lone], idle)
             posts = [partial(post, http, f"http://127.0.0.1:{feedback_port}/v1/feedback")] * len(lone)
             event_alone = await alone_cpu(app, posts, idle)
-    core = plan.COMPLETION_CPU.value / (cpu / len(results))
+    core = costs.COMPLETION_CPU.value / (cpu / len(results))
     tokens_each = statistics.fmean(result.tokens for result in results)
     return [
         figure("capacity.completion_tokens", tokens_each, ""),
@@ -130,9 +131,9 @@ async def completion_cpu(settings: Settings, folder: Path, quick: bool) -> list[
         figure(CORE, core, "times the reference's core"),
         figure("capacity.idle_cpu", 1e3 * idle, "ms a second"),
         figure("capacity.completion_alone_cpu", 1e3 * alone, "ms"),
-        compared("capacity.completion_alone_cpu", plan.ALONE_CPU.value / core, alone),
+        compared("capacity.completion_alone_cpu", costs.ALONE_CPU.value / core, alone),
         figure("capacity.event_alone_cpu", 1e3 * event_alone, "ms"),
-        compared("capacity.event_alone_cpu", plan.EVENT_ALONE_CPU.value / core, event_alone),
+        compared("capacity.event_alone_cpu", costs.EVENT_ALONE_CPU.value / core, event_alone),
     ]
 
 
@@ -188,7 +189,7 @@ def of_join(folder: Path, requests: int, objects: int, days: float, core: float)
         figure(name, found["cpu"], "s of CPU"),
         compared(name, plan.join_seconds(rows, rows, found["gets"] / 2) / core, found["cpu"]),
         figure(f"{name}_memory", found["memory"], "MB more"),
-        compared(f"{name}_memory", (plan.join_memory(rows, 0)[0] - plan.FLOW_BYTES.value) / 2**20, found["memory"]),
+        compared(f"{name}_memory", (plan.join_memory(rows, 0)[0] - costs.FLOW_BYTES.value) / 2**20, found["memory"]),
     ]
 
 

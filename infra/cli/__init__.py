@@ -11,6 +11,7 @@ from infra.cli import (  # noqa: F401, each adds its commands
     look,
     loop,
     measure,
+    plan,
     project,
     settings,
     stack,

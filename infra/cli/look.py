@@ -113,53 +113,6 @@ def requests(
 
 
 @command(LOOK)
-def plan(
-    days: Annotated[float, typer.Option(help="days of recent traffic to plan from")] = 7.0,
-    project: Project = "",
-    as_json: Json = False,
-) -> None:
-    """Show what an A/B test can find, the next test, and which projects are large enough for a champion of their own."""
-    import time
-
-    from infra import settings
-    from tasks.experiments.planning.report import outlook
-
-    found = outlook(_store(project), settings.load(), time.time(), days)
-    if as_json:
-        print_json(found.values())
-    else:
-        print(found)
-
-
-@command(LOOK)
-def capacity(
-    requests: Annotated[str, typer.Option(metavar="RATE", help="completions, as 10000/day, 1M/day, 300/hour or 5/s")],
-    hours: Annotated[float, typer.Option(min=0.1, max=24, help="hours of a day in which people work; 24: everywhere")] = 8.0,
-    prompt: Annotated[int, typer.Option(min=1, help="tokens of a prompt")] = 1536,
-    gpu_rate: Annotated[
-        float, typer.Option(min=0, help="completions a second that a GPU of yours serves; 0: 143, of 1.5B on an H200")
-    ] = 0.0,
-    core: Annotated[
-        float,
-        typer.Option(min=0.1, max=10, help="speed of your core over the reference's, by `tabloop bench capacity`"),
-    ] = 1.0,
-    as_json: Json = False,
-) -> None:
-    """Show the parts that a rate of requests needs, the first limit that it reaches, and the source of each number."""
-    from infra import settings
-    from tasks.experiments.planning import capacity as planned
-
-    with errors.expected(planned.NotARate, code=errors.WRONG_USE):
-        load = planned.Load(planned.per_day(requests), hours, prompt, core=core)
-    rate = planned.Cost(gpu_rate, "given by --gpu-rate") if gpu_rate > 0 else planned.GPU_RATE
-    found = planned.capacity(load, settings.load(), rate)
-    if as_json:
-        print_json(found.values())
-    else:
-        print(found)
-
-
-@command(LOOK)
 def recompute(experiment: Experiment) -> int:
     """Compute a decision again from its record, and compare bit by bit."""
     from tasks.experiments.reports import recompute

@@ -18,6 +18,8 @@ SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
+WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a weight by its type in config.json (`dtype`, before that `torch_dtype`)."""
 MOST_HEADER_BYTES = 100_000_000
 """Longest header of a safetensors file, as in the format's own library."""
 MOST_NAMED = 3
@@ -121,6 +123,9 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     for key in SIZES:
         if type(config.get(key)) is not int or config[key] <= 0:
             raise refuse(key, "a positive integer")
+    for key in ("num_key_value_heads", "head_dim"):
+        if config.get(key) is not None and (type(config[key]) is not int or config[key] <= 0):
+            raise refuse(key, "a positive integer, or none")
     if not isinstance(config.get("rms_norm_eps"), float):
         raise refuse("rms_norm_eps", "a number such as 1e-06")
     if config.get("hidden_act", "silu") != "silu":
@@ -162,6 +167,11 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
 def read(directory: Path) -> Architecture:
     """Return the architecture of a checkpoint in Hugging Face's layout, from its config.json alone. Raises
     UnsupportedCheckpoint if there is no readable config.json, or another architecture."""
+    return parse(read_config(directory), str(directory))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json. Raises UnsupportedCheckpoint if there is no readable one."""
     try:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -170,7 +180,19 @@ def read(directory: Path) -> Architecture:
         ) from None
     if not isinstance(config, dict):
         raise UnsupportedCheckpoint(f"{directory}: config.json is a {type(config).__name__}, expected an object")
-    return parse(config, str(directory))
+    return config
+
+
+def dtype(config: Mapping[str, Any], source: str) -> str:
+    """Return the type of the weights that a config.json names; empty if it names no type. Raises UnsupportedCheckpoint if it is
+    not one of WEIGHT_BYTES; `source` names the checkpoint."""
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    name = config.get(key)
+    if name is None:
+        return ""
+    if not isinstance(name, str) or name not in WEIGHT_BYTES:
+        raise UnsupportedCheckpoint(f"{source}: config.json: {key} = {name!r}, expected one of {', '.join(WEIGHT_BYTES)}")
+    return name
 
 
 def check(directory: Path) -> Architecture:

@@ -1,6 +1,6 @@
-"""Replicas, GPUs, objects, looks of the gate, tests and joins for a rate of requests, and the first limit that it reaches. Pure.
+"""Replicas, engines, GPUs, objects, looks of the gate, tests and joins for a rate of requests, and the limit that ends first.
 
-Every number has its source: a measurement, or an assumption. infra/docs/measurements.md has the measurements.
+Pure. Every number has its source: a measurement, or an assumption (costs.py).
 """
 
 import math
@@ -13,7 +13,34 @@ from infra.pages.experiment_view import duration
 from infra.pages.figures import sampled
 from infra.settings import Settings
 from infra.storage.events.read import READERS
+from tasks.experiments.planning import engine as engines
 from tasks.experiments.planning import planner
+from tasks.experiments.planning.costs import (
+    ALONE_CPU,
+    COMPLETION_BYTES,
+    COMPLETION_CPU,
+    COMPLETION_TOKEN_BYTES,
+    EVENT_ALONE_CPU,
+    EVENT_BYTES,
+    EVENT_CPU,
+    EVENT_TOKEN_BYTES,
+    FLOW_BYTES,
+    IDLE_CPU,
+    JOINED_CPU,
+    LOOK_CPU,
+    LOOK_GETS,
+    LOOK_ROW_CPU,
+    MEASURED_PROMPT,
+    OBJECT_CPU,
+    PARTITION_BYTES,
+    READ_BYTES,
+    READ_CPU,
+    STORE_READS,
+    TRAINED_BYTES,
+    Row,
+    number,
+)
+from tasks.experiments.planning.engine import Engine
 from tasks.labels.apart import LEAST_APART
 from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS
 from tasks.labels.sampled import share_of
@@ -33,55 +60,10 @@ LOOK_SECONDS = 20.0
 """Between two looks of the gate (prefect.yaml)."""
 GET_SECONDS = 0.025
 """Of a GET of an object store in the same region; READERS of them go on at once."""
-STORE_READS = 100.0
-"""Reads a second that MLflow on PostgreSQL answers."""
 GAIN, ACCEPTANCE = 0.10, 0.25
 """The gain that a test is to find, and the acceptance of the champion."""
 NORMAL = 1.96 + 0.8416
 """Quantiles of the normal distribution at a level of 5 %, two-sided, and a power of 80 %."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a unit, and its source."""
-
-    value: float
-    basis: str
-
-
-COMPLETION_CPU = Cost(0.0062, "measured 2026-11-26: CPU of the app for a completion of 10 tokens; `tabloop bench capacity`")
-EVENT_CPU = Cost(0.00082, "measured 2026-11-26: CPU of the app for an event; `tabloop bench capacity`")
-XEON = 2.26
-"""Speed of a core of the Xeon over the reference's: costs that were measured there are given for the reference's core."""
-IDLE_CPU = Cost(0.0107 * XEON, "measured 2026-11-27: CPU a second of a replica without requests; `tabloop bench fleet`")
-ALONE_CPU = Cost(
-    0.0075 * XEON,
-    "measured 2026-11-27: the same where nothing else runs, so that each token wakes the app; `tabloop bench capacity`",
-)
-EVENT_ALONE_CPU = Cost(0.0031 * XEON, "measured 2026-11-27: the same for an event; assumed: linear in the time that is idle")
-COMPLETION_BYTES = Cost(690.0, "measured at 123 tokens of prompt; 1.6 bytes for each further token are assumed")
-EVENT_BYTES = Cost(551.0, "measured at 123 tokens of prompt; 0.67 bytes for each further token are assumed")
-MEASURED_PROMPT, COMPLETION_TOKEN_BYTES, EVENT_TOKEN_BYTES = 123, 1.6, 0.67
-LOOK_CPU = Cost(0.73, "measured 2026-11-26: a look at a test of 1,200 requests a day; `tabloop bench scale`")
-LOOK_ROW_CPU = Cost(2.8e-6, "measured 2026-11-26: sums over a request of the test; `tabloop bench scale`")
-JOINED_CPU = Cost(194e-6, "measured 2026-11-26: a request, all of them trained on; `tabloop bench capacity`")
-OBJECT_CPU = Cost(7.4e-3, "measured 2026-11-26: an event object that is read; `tabloop bench capacity`")
-READ_CPU = Cost(
-    47e-6, "measured 2026-11-26: a request whose user is outside a sample of 1 in 8, of 100,000 requests (collect.most_requests)"
-)
-FLOW_BYTES = Cost(0.17e9, "measured 2026-11-27: the flow's process before it reads")
-PARTITION_BYTES = Cost(
-    11_000.0,
-    "measured 2026-11-27: a request of a partition that is joined, with its events; an object takes nothing of its own",
-)
-READ_BYTES = Cost(2_130.0, "measured 2026-11-27: a request of the window, of a million; `tabloop bench join`")
-TRAINED_BYTES = Cost(1_800.0, "measured 2026-11-27: beside that, a request of the batch; `tabloop bench join`")
-GPU_RATE = Cost(
-    143.0,
-    "measured 2026-11-27: completions of 24 tokens after 512 a second, 1.5B, 32 streams, an H200; no other card or model "
-    "was: `tabloop bench capacity` beside your engines has its engine_completions_per_second for --gpu-rate",
-)
-ADAPTERS = Cost(0.5, "measured 2026-11-27: the rate of four versions as adapters over that of merged weights, on the same card")
 
 
 class NotARate(ValueError):
@@ -109,21 +91,11 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A part, its needs, and the source of their numbers."""
-
-    part: str
-    needs: str
-    basis: str
-    used: float = 0.0
-    """Share of its limit that is used; 0 where more of it can be added."""
-
-
-@dataclass(frozen=True)
 class Capacity:
     """The needs of a load."""
 
     load: Load
+    engine: Engine
     rows: Sequence[Row]
     do: str
     """Advice on the part that reaches its limit first."""
@@ -136,7 +108,8 @@ class Capacity:
     def __str__(self) -> str:
         """Return the numbers as text, and below them their sources."""
         load, width = self.load, max(len(row.part) for row in self.rows)
-        lines = [f"{load.per_day:,.0f} completions a day in {load.hours:g} hours, {load.prompt:,} tokens of prompt", ""]
+        served = f"{self.engine.model.name} on {self.engine.card.name}"
+        lines = [f"{load.per_day:,.0f} completions a day in {load.hours:g} hours, {load.prompt:,} tokens of prompt, {served}", ""]
         lines += [f"{row.part:{width}}  {row.needs}" for row in self.rows]
         ends = "ends first" if self.first.used >= 1 else "is nearest to its limit"
         lines += [
@@ -149,22 +122,19 @@ class Capacity:
 
     def values(self) -> dict[str, Any]:
         """Return the numbers as JSON."""
-        return {"load": asdict(self.load), "rows": [asdict(row) for row in self.rows], "first": self.first.part, "do": self.do}
+        engine = {"model": self.engine.model.name, "card": self.engine.card.name, "cards": self.engine.tensor}
+        rows = [asdict(row) for row in self.rows]
+        return {"load": asdict(self.load), "engine": engine, "rows": rows, "first": self.first.part, "do": self.do}
 
 
 def per_day(text: str) -> float:
     """Return the requests a day of a rate such as 10000/day, 1M/day, 300/hour or 5/s. Raises NotARate."""
     match = RATE.fullmatch(text.strip())
     found = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
-    if not match or found <= 0:
+    if not match or not 0 < found < math.inf:
         expected = "expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s"
-        raise NotARate(f"--requests: {expected}, got {text!r}: `tabloop capacity --requests 10000/day`")
+        raise NotARate(f"--requests: {expected}, got {text!r}: `tabloop plan capacity --requests 10000/day`")
     return found * DAY / UNITS[match[3]]
-
-
-def number(value: float) -> str:
-    """Return a number with two digits that count, or as a whole one."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def first_of(rows: Sequence[Row]) -> Row:
@@ -172,11 +142,12 @@ def first_of(rows: Sequence[Row]) -> Row:
     return max(rows, key=lambda row: row.used)
 
 
-def capacity(load: Load, settings: Settings, gpu_rate: Cost = GPU_RATE) -> Capacity:
-    """Return the needs of a load with these settings."""
-    rows = [*_serving(load, settings, gpu_rate), *_bucket(load, settings), *_gate(load, settings), *_cycle(load, settings)]
+def capacity(load: Load, settings: Settings, engine: Engine = engines.MEASURED) -> Capacity:
+    """Return the needs of a load with these settings, served by such engines."""
+    parts = _serving(load, settings, engine), engines.rows(engine, load.prompt), _bucket(load, settings)
+    rows = [row for part in (*parts, _gate(load, settings), _cycle(load, settings)) for row in part]
     first = first_of(rows)
-    return Capacity(load, tuple(rows), ADVICE[first.part] if first.used >= 0.5 else "Nothing has to change.")
+    return Capacity(load, engine, tuple(rows), ADVICE[first.part] if first.used >= 0.5 else "Nothing has to change.")
 
 
 LESS_OFTEN = "Look less often (the interval of `experiment` in prefect.yaml)"
@@ -196,23 +167,36 @@ CYCLE_SECONDS = HOUR
 """Time that a cycle has for its join."""
 
 
-def _serving(load: Load, settings: Settings, gpu_rate: Cost) -> Iterator[Row]:
+def _serving(load: Load, settings: Settings, engine: Engine) -> Iterator[Row]:
     apps = _apps(load)
     cpu = app_cpu(load.peak, EVENTS * load.peak, apps, load.core)
     yield Row(
         "app",
         f"{apps} replicas of one core: {number(cpu)} cores at the peak of {number(load.peak)}/s",
-        "; ".join(cost.basis for cost in (COMPLETION_CPU, EVENT_CPU, IDLE_CPU, ALONE_CPU, EVENT_ALONE_CPU)),
+        "; ".join(cost.basis for cost in (COMPLETION_CPU, EVENT_CPU, IDLE_CPU, ALONE_CPU, EVENT_ALONE_CPU))
+        + f"; assumed: a peak of {BURST:g} times the mean, an event for {1 / EVENTS:g} completions, {BUSY:.0%} of a core",
     )
-    whole, adapters = (math.ceil(load.peak / rate / BUSY) for rate in (gpu_rate.value, gpu_rate.value * ADAPTERS.value))
+    merged, adapters = engine.rate(load.prompt), engines.adapters_rate(engine, load.prompt)
+    whole, shared = (math.ceil(load.peak / cost.value / BUSY) for cost in (merged, adapters))
+    yield Row(
+        "engines",
+        f"{2 * whole} with full weights: {whole} to carry the peak, {number(merged.value)}/s each, as many for the other slot; "
+        f"{shared} with adapters (serving.adapters), {number(adapters.value)}/s each, which serve every version",
+        f"{merged.basis}; {adapters.basis}; assumed: {BUSY:.0%} of a GPU",
+    )
+    each = f"; {engine.tensor} an engine" if engine.tensor > 1 else ""
     yield Row(
         "GPUs",
-        f"{2 * whole} with full weights: {whole} to carry the peak, and as many for the other slot; {adapters} with adapters "
-        "(serving.adapters), where each engine serves every version",
-        f"{gpu_rate.basis}; {ADAPTERS.basis}",
+        f"{2 * whole * engine.tensor} {engine.card.name} with full weights, {shared * engine.tensor} with adapters{each}",
+        "computed from the engines; those of the trainer are needed while it trains",
     )
     reads = apps / settings.serving.follow_seconds
-    yield Row("registry", f"{number(reads)} reads a second", f"assumed: MLflow answers {STORE_READS:g}", reads / STORE_READS)
+    yield Row(
+        "registry",
+        f"{number(reads)} reads a second",
+        f"computed from serving.follow_seconds = {settings.serving.follow_seconds:g}; {STORE_READS.basis}",
+        reads / STORE_READS.value,
+    )
 
 
 def app_cpu(completions: float, events: float, replicas: int, core: float = 1.0) -> float:
@@ -265,7 +249,7 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
     yield Row(
         "test",
         f"{duration(lasts)} until {tested:,.0f} requests show +{GAIN:.0%}",
-        f"computed: acceptance {ACCEPTANCE:.0%}, level 5 %, power 80 %, requests of one user as different as those of two; "
+        f"assumed: acceptance {ACCEPTANCE:.0%}, level 5 %, power 80 %, requests of one user as different as those of two; "
         "`tabloop plan` knows the team's own",
         lasts / longest,
     )
@@ -280,11 +264,11 @@ def _gate(load: Load, settings: Settings) -> Iterator[Row]:
         f"{LOOK_CPU.basis}; {LOOK_ROW_CPU.basis}; {OBJECT_CPU.basis}; {JOINED_CPU.basis}; {READ_CPU.basis}",
         cpu / LOOK_SECONDS,
     )
-    gets = 5 + unsettled
+    gets = look_gets(unsettled, test / DAY)
     yield Row(
         "look: GETs",
-        f"{gets:,.0f}: the objects of the hour that has not settled",
-        f"computed; 55 measured 2026-11-26 at 1,200 objects a day; assumed: {1000 * GET_SECONDS:g} ms each, {READERS} at once",
+        f"{gets:,.0f}, of which {unsettled:,.0f} read the objects of the hour that has not settled",
+        f"{LOOK_GETS.basis}; assumed: {1000 * GET_SECONDS:g} ms each, {READERS} at once",
         gets * GET_SECONDS / READERS / LOOK_SECONDS,
     )
 
@@ -297,7 +281,7 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
         needs = f"after {duration(asked / load.per_day * DAY)}, if each request becomes a sample"
     else:
         needs = f"none: {rows:,.0f} requests in the window of {days:g} days, collect.min_samples asks for {asked:,}"
-    yield Row("first cycle", needs, "computed from collect.min_samples", used)
+    yield Row("first cycle", needs, "computed from collect.min_samples; assumed: each request becomes a sample", used)
     read = min(rows, settings.collect.most_requests)
     objects = 2 * load.hours * days + _objects(load, settings) / load.hours
     memory, joiners = join_memory(read, min(read, settings.collect.max_samples))
@@ -329,6 +313,11 @@ def look_seconds(hour: float, rows: float, objects: float, share: float = 1.0) -
         share: share of users whose requests it counts.
     """
     return LOOK_CPU.value + join_seconds(hour, hour * share, objects) + LOOK_ROW_CPU.value * rows
+
+
+def look_gets(objects: float, days: float) -> float:
+    """Return the GETs of a look at a test of so many days, with so many objects of the hour that has not settled."""
+    return LOOK_GETS.value + days + objects
 
 
 def join_memory(requests: float, trained: float) -> tuple[float, float]:

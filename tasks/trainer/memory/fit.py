@@ -96,11 +96,12 @@ def in_settings(proposal: Proposal) -> str:
 
 
 def bytes_of(text: str) -> int:
-    """Return the bytes of a size such as 80GB or 80GiB. Raises ValueError: not a size such as "80GB"."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text, re.IGNORECASE)
-    if not found:
+    """Return the bytes of a size such as 80GB or 80GiB. Raises ValueError: not a size above 0 such as "80GB"."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*(GB|GiB)", text, re.IGNORECASE)
+    size = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    if not size:
         raise ValueError(f"--gpu {text!r}: expected a size such as 80GB or 80GiB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return size
 
 
 def show(

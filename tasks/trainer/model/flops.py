@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-"""Peak operations per second in dense bfloat16, by a part of the GPU's name (makers' data sheets)."""
+from tasks.trainer.model.peaks import PEAKS
 
 
 def of_step(config: dict[str, Any], rows: Iterable[tuple[int, int]], frozen_layers: int, adapter_rank: int = 0) -> float:

@@ -134,6 +134,26 @@ def test_every_command_of_tabloop_has_its_row(pages: dict[str, str]) -> None:
     assert re.findall(r"^\| `([^`]+)` \| \S", section, re.MULTILINE) == sorted(names(group))
 
 
+def test_the_page_of_capacity_is_what_the_command_prints(
+    pages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "defaults.toml").write_text("")
+    monkeypatch.setenv("TABLOOP_SETTINGS", str(tmp_path / "defaults.toml"))
+    page = pages["operate/capacity.md"]
+    cells = [line.strip("| ").split(" | ") for line in page.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    sizes = (("100/day", 8), ("1000/day", 8), ("10000/day", 8), ("1M/day", 24), ("400M/day", 24))
+    for column, (rate, hours) in enumerate(sizes, 1):
+        assert cli.main(["plan", "capacity", "--requests", rate, "--hours", str(hours)]) == 0
+        said = capsys.readouterr().out
+        for part, *needs in cells[2:-1]:
+            assert f"\n{part} " in said and f" {needs[column - 1]}\n" in said
+        assert cells[-1][column].partition(":")[0] in said.partition("times what it may use")[0].splitlines()[-1]
+    models = [line for line in page.partition("\n## Models on cards\n")[2].splitlines() if re.match(r"\| [\d.]+B \|", line)]
+    assert [line.split(" | ")[:2] for line in models if "1.5B" in line] == [["| 1.5B", "H100"], ["| 1.5B", "H200"]]
+    rates = [line.strip("| ").split(" | ")[4].split(", ")[0] for line in models]
+    assert f"{rates[3]}/s each" in said, "of 1.5B on the card that the command takes"
+
+
 def test_every_format_of_a_prompt_has_its_row_and_a_test_that_sends_it(pages: dict[str, str]) -> None:
     rows = [line.split(" | ") for line in pages["reference/formats.md"].splitlines() if line.startswith("| ")]
     named = {row[0].removeprefix("| "): row for row in rows}

@@ -118,7 +118,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **{"evaluate": ("infra/base_model",), "settings explain": ("serving.port",), "invite": ("ada",), "learn": (".",)},
     "study repositories": (".",),
     "merge": ("1", "merged"),
-    "capacity": ("--requests", "1000/day"),
+    "plan capacity": ("--requests", "1000/day"),
 }
 """The arguments that a command cannot do without."""
 READ_NO_SETTINGS = ("version", "token", "memory", "base train", "base tune", "study judged")

@@ -1,11 +1,26 @@
 """What a rate of requests needs: a larger load needs no less, each number has its origin, and what ends first is named."""
 
+import re
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.settings import Settings
-from tasks.experiments.planning.capacity import Load, NotARate, app_cpu, capacity, join_memory, per_day
+from infra.settings import ROOT, Settings
+from tasks.experiments.planning.capacity import (
+    Load,
+    NotARate,
+    app_cpu,
+    capacity,
+    join_memory,
+    look_gets,
+    look_seconds,
+    per_day,
+)
+from tasks.experiments.planning.costs import XEON
+
+PAGE = (ROOT / "infra/docs/measurements.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -16,7 +31,9 @@ def test_a_rate_is_read(text: str, expected: float) -> None:
     assert per_day(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day"])
+@pytest.mark.parametrize(
+    "text", ["0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day", "9" * 400 + "/day"]
+)
 def test_a_rate_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(NotARate, match=r"--requests: expected a rate above 0, as 10000/day, .*, got "):
         per_day(text)
@@ -63,10 +80,57 @@ def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory
     assert time.needs == f"{1e6 * 194e-6 + 6e6 * 47e-6 + objects * 7.4e-3:.0f} s of CPU"
 
 
+def measurement(beginning: str) -> str:
+    """Return the line of a table of the page Measurements that begins so."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {beginning}")]
+    return line
+
+
 def test_the_cpu_of_a_fleet_is_that_of_its_own_benchmark() -> None:
-    """`tabloop bench fleet --quick` of 2026-11-27, three replicas on a core of 2.26 times the reference's speed."""
-    assert 1e3 * app_cpu(0.0, 0.0, 3, 2.26) == pytest.approx(32, rel=0.25)
-    assert 1e3 * app_cpu(7.6, 3.8, 3, 2.26) == pytest.approx(95, rel=0.25)
+    line = measurement("CPU of the three replicas of the bench `fleet`")
+    (rate,) = re.findall(r"at ([\d.]+) requests a second", line)
+    idle, busy = (float(one) for one in re.findall(r"\| (\d+); (\d+) ms a second", line)[0])
+    (core,) = re.findall(r"; ([\d.]+) \| 2026-11-27 \| Xeon", measurement("`tabloop bench capacity` in one run of 3 min"))
+    assert 1e3 * app_cpu(0.0, 0.0, 3, float(core)) == pytest.approx(idle, rel=0.25)
+    assert 1e3 * app_cpu(float(rate), float(rate) / 2, 3, float(core)) == pytest.approx(busy, rel=0.25)
+
+
+SCALE = re.findall(
+    r"^\| (\d+) days.*? \| .*? \| (\d+) GETs, [\d.]+ MB, ([\d.]+) s", PAGE.partition("\n## Size\n")[2], re.MULTILINE
+)
+"""Days of the tests of `tabloop bench scale` on the Xeon; GETs and CPU of a later look at each."""
+HALF_HOUR = 48
+"""Of a day: the looks of the benchmark lie in the middle of an hour."""
+
+
+@pytest.mark.parametrize(("days", "gets", "cpu"), SCALE)
+def test_a_look_is_that_of_the_benchmark_of_size(days: str, gets: str, cpu: str) -> None:
+    """5,000 requests and 6,250 objects a day."""
+    objects, rows = 6_250 / HALF_HOUR, 5_000 * float(days)
+    assert look_gets(objects, float(days)) == pytest.approx(float(gets), rel=0.25)
+    assert look_seconds(5_000 / HALF_HOUR, rows, objects) / XEON == pytest.approx(float(cpu), rel=0.25)
+
+
+def test_the_page_has_looks_of_four_sizes() -> None:
+    assert [days for days, *_ in SCALE] == ["2", "4", "8", "16"]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "loads", "core"),
+    [
+        ("CPU of a look: 1,200 requests and 480", ((1_200, 480, 4), (5_000, 1_000, 4), (5_000, 6_250, 1)), 1.0),
+        ("the same: CPU of the two looks of four days", ((1_200, 480, 4), (5_000, 1_000, 4)), XEON),
+        ("CPU of a later look after a day", ((1_200, 480, 1), (20_000, 480, 1), (80_000, 480, 1)), XEON),
+    ],
+)
+def test_other_looks_that_were_measured_are_planned_as_well(
+    beginning: str, loads: Sequence[tuple[int, int, int]], core: float
+) -> None:
+    measured = re.findall(r"\d+\.\d+(?= ?[;, s])", measurement(beginning).split(" | ")[1])
+    for (requests, objects, days), cpu in zip(loads, measured, strict=False):
+        planned = look_seconds(requests / HALF_HOUR, requests * days, objects / HALF_HOUR) / core
+        assert planned == pytest.approx(float(cpu), rel=0.25), (requests, objects, days)
+    assert len(measured) >= len(loads)
 
 
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 9), st.floats(0.1, 10))
@@ -103,5 +167,6 @@ def test_a_faster_core_takes_less_of_each_part_that_computes_and_of_no_other() -
 
 
 def test_adapters_need_no_second_half_of_the_gpus() -> None:
-    gpus = {row.part: row.needs for row in capacity(Load(per_day("100/s"), 24.0), Settings()).rows}["GPUs"]
-    assert gpus.startswith("6 with full weights: 3 to carry the peak") and "; 6 with adapters" in gpus
+    needs = {row.part: row.needs for row in capacity(Load(per_day("100/s"), 24.0, prompt=512), Settings()).rows}
+    assert needs["engines"].startswith("6 with full weights: 3 to carry the peak") and "; 6 with adapters" in needs["engines"]
+    assert needs["GPUs"] == "6 H200 with full weights, 6 with adapters"

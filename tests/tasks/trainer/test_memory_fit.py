@@ -178,7 +178,8 @@ def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsy
     assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "16GB"]) == 1
     assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "16GB", "--adapter-rank", "16"]) == 0
     assert "an adapter of rank 16" in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "eighty"]) == 2
-    assert "--gpu 'eighty': expected a size such as 80GB" in capsys.readouterr().err
+    for size in ("eighty", "0GB"):
+        assert cli.main(["memory", "--model", str(tmp_path), "--gpu", size]) == 2
+        assert f"--gpu '{size}': expected a size such as 80GB" in capsys.readouterr().err
     assert cli.main(["memory", "--model", str(ROOT / "infra"), "--gpu", "80GB"]) == 2
     assert "cannot be read" in capsys.readouterr().err
