@@ -1,8 +1,8 @@
 """Metrics of the loops: the flows' newest runs, the newest cycle, the running test; and of the last backup, spools that were left
 on disks, and the certificates and tokens of other servers.
 
-The label `project` names a project with a champion of its own, and is empty for the common loop: to Prometheus an empty label is
-none, so a team without such projects sees no label. No label names a user or a file. Times are Unix seconds, so that an age is
+The label `project` names a project with a champion of its own, and is empty for the common loop: Prometheus drops an empty label,
+so a team without such projects sees no label. No label names a user or a file. Times are Unix seconds, so that an age is
 `time() - METRIC` in Prometheus.
 """
 

@@ -109,7 +109,8 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
         loop = sources.page_loop(project, credential)
         await loop.refresh()
         own, now = sources.own(credential), sources.clock()
-        choice = Choice(own, () if loop.project else [name for name in sources.projects(credential) if name not in own])
+        others = {project, *sources.projects(credential)} - {"", *own}
+        choice = Choice(own, () if loop.project else sorted(others))
         shown = sources.status(loop, credential)
         return page_values(shown, loop.data, loop.arms.experiment, sources.metrics, sources.links, now, project, choice)
 

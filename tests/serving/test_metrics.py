@@ -24,7 +24,7 @@ async def scrape(house: House) -> Series:
 
 
 def series_in(families: Iterable[Metric]) -> Series:
-    """Return the series of metrics, without empty labels, which to Prometheus are none."""
+    """Return the series of metrics, without empty labels, which Prometheus drops."""
     samples = [sample for family in families for sample in family.samples]
     return {(s.name, frozenset((label, text) for label, text in s.labels.items() if text)): s.value for s in samples}
 
