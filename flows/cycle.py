@@ -70,7 +70,7 @@ def cycle(own_code: OwnCode | None = None, project: str = "") -> State | CycleOu
 
 def learn(context: Context, state: LoopState, own_code: OwnCode) -> State:
     """Turn own code into a challenger, unless the loop is busy."""
-    if waiting := busy(state):
+    if waiting := busy(context, state):
         return Completed(name=waiting.state, message=waiting.reason)
     learned = read_code(context, own_code)
     if isinstance(learned, Waiting):

@@ -44,8 +44,8 @@ def experiment(project: str = "") -> State:
     for name in context.projects:
         experiment(project=name, return_state=True)
     steps.follow(context)
+    steps.requested(context)
     if not project:
-        steps.requested(context)
         erasures.see_to_erasures(context)
     steps.follow_anchor(context)
     running = steps.running_experiment(context)

@@ -56,7 +56,7 @@ from serving.slots.policy import CHARACTERS_PER_TOKEN, Policy
 from serving.slots.version_source import VersionSource
 from serving.status import certificates
 from serving.status.data import Links, StatusData
-from serving.status.routes import StatusSources
+from serving.status.sources import StatusSources
 
 log = logging.getLogger("serving")
 FLUSH_SECONDS = 1.0

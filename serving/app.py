@@ -13,7 +13,8 @@ from serving.gateway.feedback import FeedbackService, add_feedback
 from serving.gateway.openapi import HEALTH, DocumentedApp, answers
 from serving.metrics import Metrics
 from serving.status.own_page import add_own_page
-from serving.status.routes import READY, StatusSources, add_status, readiness
+from serving.status.routes import READY, add_status, readiness
+from serving.status.sources import StatusSources
 
 
 def create_completions_app(gateway: Gateway, feedback: FeedbackService, status: StatusSources, hosts: Collection[str]) -> FastAPI:

@@ -1,13 +1,14 @@
 """The command that learns from a team's own repositories."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOP, command
+from infra.cli.app import LOOP, Project, command
+from infra.cli.loop import of_project
 
 if TYPE_CHECKING:
     from infra.settings import Settings
@@ -23,19 +24,23 @@ def learn(
         list[str] | None, typer.Option(help='ending of the files, such as "py" or "ts" (default: all); may be repeated')
     ] = None,
     places: Annotated[int, typer.Option(min=0, help="most positions to train on; 0: collect.max_samples")] = 0,
+    project: Project = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
     """Train a candidate on a team's own code, and test it as any other; 1 if the offline gate does not let it pass."""
     import json
 
     from infra import settings as settings_
+    from infra.storage.scope import scope_of
     from infra.storage.store import ObjectStore
     from tasks.own_code.report import newest
 
-    settings = settings_.load()
-    state = _run(settings, [_absolute(source) for source in sources], [each.lstrip(".") for each in language or ()], places)
+    parameters, settings = of_project(project), settings_.load()
+    languages = [each.lstrip(".") for each in language or ()]
+    own_code = {"sources": [_absolute(source) for source in sources], "languages": languages, "places": places}
+    state = _run(settings, {"own_code": own_code, **parameters})
     trained = state["name"] in (LEARNED, "NotLearned")
-    found = newest(ObjectStore.connect(settings.store)) if trained else None
+    found = newest(scope_of(settings, project).view(ObjectStore.connect(settings.store))) if trained else None
     if as_json:
         values = {"state": state["name"], "message": state.get("message") or "", "cycle": found.values() if found else None}
         print(json.dumps(values, indent=2, ensure_ascii=False))
@@ -43,9 +48,8 @@ def learn(
         ended = f"{state['name']}: {state.get('message') or 'see its run in Prefect'}"
         print("\n".join([*(found.lines() if found else ()), ended]))
         if state["name"] == LEARNED and found and found.outcome:
-            print(
-                f"next: the A/B test decides; before anybody types, `tabloop promote {found.outcome.version}` makes it champion"
-            )
+            promote = " ".join(["tabloop promote", found.outcome.version or "", *(["--project", project] if project else [])])
+            print(f"next: the A/B test decides; before anybody types, `{promote}` makes it champion")
     return errors.DONE if state["name"] == LEARNED else errors.NO
 
 
@@ -54,7 +58,7 @@ def _absolute(source: str) -> str:
     return str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
 
 
-def _run(settings: "Settings", sources: Sequence[str], languages: Sequence[str], places: int) -> dict[str, str]:
+def _run(settings: "Settings", parameters: Mapping[str, Any]) -> dict[str, str]:
     """Run the flow `cycle` on own code, and return the state in which it ended."""
     import time
 
@@ -62,9 +66,8 @@ def _run(settings: "Settings", sources: Sequence[str], languages: Sequence[str],
 
     from infra.stack import flow_runs, prefect_api
 
-    own_code = {"sources": list(sources), "languages": list(languages), "places": places}
     with prefect_api.connect(settings) as prefect:
         try:
-            return flow_runs.run_alone(prefect, "cycle", {"own_code": own_code}, time.monotonic)
+            return flow_runs.run_alone(prefect, "cycle", dict(parameters), time.monotonic)
         except httpx.HTTPError as error:
             raise prefect_api.explained(settings, error) from error

@@ -67,9 +67,9 @@ def cycle(
     from infra.storage.store import ObjectStore
 
     loaded = settings.load()
-    of_project = _of_project(project)
+    parameters = of_project(project)
     store = scope_of(loaded, project).view(ObjectStore.connect(loaded.store))
-    ended = flow_runs.run(loaded, "cycle", of_project, _progress(store) if watch else None)
+    ended = flow_runs.run(loaded, "cycle", parameters, _progress(store) if watch else None)
     noted = loop_runs.read(store).get("cycle")
     if noted and noted.run == ended.run and noted.ended:
         ended = replace(ended, state=noted.state, message=noted.message)
@@ -210,10 +210,10 @@ def compaction(dry_run: Remove = True, as_json: Json = False) -> int:
 
 def _move(flow: str, as_json: bool, project: str, **parameters: Any) -> int:
     """Run a flow that moves versions of a project's loop, or of the common one."""
-    return run(flow, as_json, **parameters, **_of_project(project))
+    return run(flow, as_json, **parameters, **of_project(project))
 
 
-def _of_project(project: str) -> dict[str, str]:
+def of_project(project: str) -> dict[str, str]:
     """Return the parameter that names a project's loop; none for the common one. Fails where it has no champion of its own."""
     from infra import settings
     from infra.storage.scope import NoOwnChampion, scope_of

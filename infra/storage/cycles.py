@@ -80,13 +80,20 @@ def by_loop(store: ObjectStore) -> dict[str, Index]:
 
 
 def newest_number(store: ObjectStore) -> int:
-    """Return the number of the newest cycle of the common loop that has a folder, or 0.
+    """Return the number of the newest cycle of the store's loop that has a folder, or 0.
 
     It is found digit by digit, with ten small listings per digit at most: listing every cycle takes too long for the status page.
     """
-    number = ""
+    project, number = store.scope.project, ""
+    prefix = name(0, project)[:-DIGITS]
+
+    def is_own(key: str) -> bool:
+        """Return whether a key is of the loop: a project may have a name such as cycle-1."""
+        match = KEY.match(key)
+        return match is not None and (match[2] or "") == project
+
     for _ in range(DIGITS):
-        digits = (d for d in "9876543210" if any(True for _ in store.keys(f"{PREFIX}cycle-{number}{d}")))
+        digits = (d for d in "9876543210" if any(map(is_own, store.keys(f"{PREFIX}{prefix}{number}{d}"))))
         if (digit := next(digits, None)) is None:
             return 0
         number += digit

@@ -3,6 +3,7 @@
 Each run rewrites its object. The serving app, which holds no credential of Prefect, sees by them whether the loop goes on.
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,19 +62,28 @@ def read(store: ObjectStore) -> dict[str, LoopRun]:
 
 
 def signs(
-    runs: Mapping[str, LoopRun], now: float, backlog: float | None = None, schedules: Mapping[str, bool] | None = None
+    runs: Mapping[str, LoopRun],
+    now: float,
+    backlog: float | None = None,
+    schedules: Mapping[str, bool] | None = None,
+    common: Mapping[str, LoopRun] | None = None,
 ) -> list[Sign]:
-    """Return what the newest runs say about the loop: watch, cycle, schedules, spool.
+    """Return what the newest runs say about a loop: watch, cycle, schedules, spool.
 
     Args:
         runs: of `read`.
         now: Unix seconds.
         backlog: age in seconds of the oldest event in the spool; None: no line about it.
         schedules: whether each deployment's schedule is on, as Prefect says now; None: as the last run of the watch noted it.
+        common: where the runs are of a project's loop, those of the common loop, whose schedules start them.
     """
-    watch = runs.get("experiment")
+    turns = common or {}
+    watch = (runs if common is None else common).get("experiment")
     on = dict(schedules if schedules is not None else watch.schedules if watch else {})
-    found = [_watch(watch, now, on), _cycle(runs.get("cycle"), now, on)]
+    found = [
+        _watch(runs.get("experiment"), now, on, turns.get("experiment")),
+        _cycle(runs.get("cycle"), now, on, turns.get("cycle")),
+    ]
     if on:
         off = [name for name in EVERY_SECONDS if not on.get(name, True)]
         found.append(Sign("schedules", f"off: {', '.join(off)}" if off else "on", "experiment" not in off))
@@ -100,27 +110,44 @@ def prefect(runs: Mapping[str, LoopRun], now: float) -> Sign:
     return Sign("prefect", f"answered in {run.prefect_seconds:.2f} s, {span(ago)} ago", run.prefect_seconds < SLOW_SECONDS)
 
 
-def _watch(run: LoopRun | None, now: float, on: Mapping[str, bool]) -> Sign:
+def _watch(run: LoopRun | None, now: float, on: Mapping[str, bool], turn: LoopRun | None) -> Sign:
     if run is None:
         return Sign("watch", "never ran; no A/B test can end", False)
     if not run.ended and now - run.began <= LONG_LOOK_SECONDS:
         return Sign("watch", f"runs since {span(now - run.began)}", True)
     ended, text = run.ended or run.began, f"{run.state or 'not ended'}{_because(run)}"
-    late = now - ended > LATE_SECONDS["experiment"]
+    late = _idle(run, turn, now, LONG_LOOK_SECONDS) > LATE_SECONDS["experiment"]
     why = _expected("experiment", on) if late else ""
     return Sign("watch", f"last run {span(now - ended)} ago: {text}{why}", not late and run.state not in FAILED)
 
 
-def _cycle(run: LoopRun | None, now: float, on: Mapping[str, bool]) -> Sign:
+def _cycle(run: LoopRun | None, now: float, on: Mapping[str, bool], turn: LoopRun | None) -> Sign:
     resting = on.get("cycle") is False
     if run is None:
         return Sign("cycle", "none yet" + ("; its schedule is off: `tabloop loop resume`" if resting else ""), True)
     if not run.ended:
         return Sign("cycle", f"runs since {span(now - run.began)}", True)
-    late = not resting and now - run.ended > LATE_SECONDS["cycle"]
+    late = not resting and _idle(run, turn, now) > LATE_SECONDS["cycle"]
     why = _expected("cycle", on) if late or resting else ""
     text = f"last run {span(now - run.ended)} ago: {run.state}{_because(run)}{why}"
     return Sign("cycle", text, not late and run.state not in FAILED)
+
+
+def _idle(run: LoopRun, turn: LoopRun | None, now: float, longest: float = math.inf) -> float:
+    """Return for how many seconds a flow should have run again.
+
+    A run of a project's loop is a turn of a run of the common one, in which other loops may train for hours after it.
+
+    Args:
+        turn: the newest run of the common loop; None where the run is its own.
+        longest: seconds after which a run that has not ended counts as killed.
+    """
+    ended = run.ended or run.began
+    if turn and not turn.ended and now - turn.began <= longest:
+        return 0.0
+    if turn and turn.ended and ended >= turn.began:
+        return now - max(ended, turn.ended)
+    return now - ended
 
 
 def _because(run: LoopRun) -> str:

@@ -1,4 +1,5 @@
-"""Requests for moves in the object store: requests/moves/ID.json, and requests/answers/ID.json once they have ended.
+"""Requests for moves of a loop in the object store: requests/moves/ID.json, and requests/answers/ID.json once they have ended.
+Those of a project's loop lie under projects/PROJECT/.
 
 The serving app, which administrators reach with a browser, holds no credential of Prefect. It writes a request, and the
 controller (the flow `experiment`) carries it out as a move by hand. Ids begin with the time, so keys are in the order of the
@@ -26,22 +27,22 @@ def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: 
 
 def ask(store: ObjectStore, request: MoveRequest) -> None:
     """Write a request."""
-    store.put_json(f"{REQUESTS}{request.id}.json", request, new=True)
+    store.put_json(_key(store, REQUESTS, request.id), request, new=True)
 
 
 def answer(store: ObjectStore, answer: MoveAnswer) -> MoveAnswer:
     """Write the answer to a request, and return the one that stands."""
-    return store.put_once(f"{ANSWERS}{answer.id}.json", answer)
+    return store.put_once(_key(store, ANSWERS, answer.id), answer)
 
 
 def answer_of(store: ObjectStore, identifier: str) -> MoveAnswer | None:
     """Return the answer to a request, or None while it waits."""
-    return store.find(f"{ANSWERS}{identifier}.json", MoveAnswer)
+    return store.find(_key(store, ANSWERS, identifier), MoveAnswer)
 
 
 def read(store: ObjectStore, identifier: str) -> MoveRequest:
     """Return a request. Raises KeyError if there is none."""
-    return MoveRequest.model_validate(store.get_json(f"{REQUESTS}{identifier}.json"))
+    return MoveRequest.model_validate(store.get_json(_key(store, REQUESTS, identifier)))
 
 
 def ids(store: ObjectStore) -> list[str]:
@@ -55,5 +56,10 @@ def waiting(store: ObjectStore) -> list[MoveRequest]:
     return [read(store, identifier) for identifier in ids(store) if identifier not in answered]
 
 
-def _ids(store: ObjectStore, prefix: str) -> list[str]:
+def _key(store: ObjectStore, folder: str, identifier: str) -> str:
+    return f"{store.scope.prefix}{folder}{identifier}.json"
+
+
+def _ids(store: ObjectStore, folder: str) -> list[str]:
+    prefix = f"{store.scope.prefix}{folder}"
     return sorted(key.removeprefix(prefix).removesuffix(".json") for key in store.keys(prefix))

@@ -1,7 +1,7 @@
 """The part of the bucket that one loop reads and writes: the common loop, or that of a project with a champion of its own.
 
 Both share events, checkpoints, experiments, decisions and looks, whose keys name a version or a cycle. A project's cycles have
-the project in their ids, and its log of moves and its notes lie under projects/PROJECT/.
+the project in their ids, and its log of moves, requests for moves and notes lie under projects/PROJECT/.
 """
 
 import copy
@@ -27,7 +27,7 @@ class Scope:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the keys of the loop's log of moves and of its notes; empty for the common loop."""
+        """Prefix of the keys of the loop's moves, requests for moves and notes; empty for the common loop."""
         return f"projects/{self.project}/" if self.project else ""
 
     @property

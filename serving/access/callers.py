@@ -3,7 +3,7 @@
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from infra.http.login import Logins, password_of
@@ -138,6 +138,11 @@ class Access:
         return credential
 
     @property
+    def projects(self) -> Collection[str]:
+        """The projects with terms of their own (serving.projects)."""
+        return self._settings.projects.keys()
+
+    @property
     def problems(self) -> dict[str, str]:
         """Current problems by part."""
         found = {"tokens": self.tokens.problem, "valkey": self._shared_rates.problem if self._shared_rates else ""}
@@ -183,9 +188,7 @@ class Access:
         """
         named = complete(self._named(headers, credential, user))
         project = named.project or (credential.projects[0] if credential.projects else "default")
-        if credential.projects and project not in credential.projects:
-            has = ", ".join(sorted(credential.projects))
-            raise Denied(403, f"X-Project-ID: token {credential.name} has {has}, not {project}")
+        credential.require_project(project, "X-Project-ID")
         hashed = named.user or named.own
         terms = self._terms(project, hashed)
         opts_out = headers.get("x-tabloop-opt-out", "").strip().lower() not in ("", "0", "false", "no", "off")

@@ -70,6 +70,16 @@ class Credential:
             has = ", ".join(sorted(self.roles))
             raise Denied(403, f"token {self.name}: this needs the role {role}, the token has {has}")
 
+    def may_name(self, project: str) -> bool:
+        """Return whether the token may name a project."""
+        return not self.projects or project in self.projects
+
+    def require_project(self, project: str, field: str) -> None:
+        """Raise Denied with 403 if the token may not name a project; `field` of the request names it."""
+        if not self.may_name(project):
+            has = ", ".join(sorted(self.projects))
+            raise Denied(403, f"{field}: token {self.name} has {has}, not {project}")
+
     def admit(self) -> None:
         """Count a request on this replica. Raises Denied with 429 for too many."""
         if seconds := self.limiter.wait():

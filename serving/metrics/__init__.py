@@ -162,11 +162,13 @@ class Metrics:
         self._set_aside = gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/")
         self._spool_age = gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment")
         self._slot = gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"))
-        self._loop = gauge("tabloop_loop_ok", "1 if a part of the loop is as it should be, as on the status page", ("sign",))
+        self._loop = gauge(
+            "tabloop_loop_ok", "1 if a part of a loop is as it should be, as on the status page", ("project", "sign")
+        )
         self._measures = gauge(
             "tabloop_measure",
-            "Product metrics of the last cycle's window (infra/docs/how/measures.md)",
-            ("measure", "by", "group"),
+            "Product metrics of the window of a loop's last cycle (infra/docs/how/measures.md)",
+            ("project", "measure", "by", "group"),
         )
         self.loop = LoopMetrics(self.registry)
         self._latest: deque[_Served] = deque(maxlen=MAX_RECENT)
@@ -275,25 +277,27 @@ class Metrics:
             if len(rows) > 1
         ]
 
-    def recent_projects(self, now: float) -> set[str]:
-        """Return the projects of the completions of the last minutes; `now` in Unix seconds."""
-        return {row.project for row in self._recent(now, "")}
+    def seen_projects(self) -> set[str]:
+        """Return the projects of this replica's latest completions, MAX_RECENT of them, however old."""
+        return {row.project for row in self._latest}
 
     def _recent(self, now: float, project: str) -> list[_Served]:
         return [row for row in self._latest if row.time > now - RECENT_SECONDS and project in ("", row.project)]
 
-    def measured(self, groups: Iterable[MeasuredGroup]) -> None:
-        """Set the metrics of the last cycle's window; an unknown ratio has no series."""
+    def measured(self, groups: Mapping[str, Iterable[MeasuredGroup]]) -> None:
+        """Set the metrics of the window of each loop's last cycle, by project; an unknown ratio has no series."""
         self._measures.clear()
-        for group in groups:
+        for project, group in ((project, group) for project, of_loop in groups.items() for group in of_loop):
             for name, value in group.measures.ratios().items():
                 if value is not None:
-                    self._measures.labels(name, group.by, group.name).set(value)
+                    self._measures.labels(project, name, group.by, group.name).set(value)
 
-    def looped(self, signs: Mapping[str, bool]) -> None:
-        """Set whether each part of the loop is as it should be."""
-        for name, ok in signs.items():
-            self._loop.labels(name).set(float(ok))
+    def looped(self, signs: Mapping[str, Mapping[str, bool]]) -> None:
+        """Set whether each part of each loop, by project, is as it should be."""
+        self._loop.clear()
+        for project, of_loop in signs.items():
+            for name, ok in of_loop.items():
+                self._loop.labels(project, name).set(float(ok))
 
     def text(self, spool: SpoolState, slots: Iterable[SlotState]) -> bytes:
         """Return the metrics in Prometheus' text format, with gauges of the given states."""

@@ -1,7 +1,9 @@
-"""Metrics of the loop: the flows' newest runs, the newest cycle, the running test, the last backup, spools that were left on
-disks, and the certificates and tokens of other servers.
+"""Metrics of the loops: the flows' newest runs, the newest cycle, the running test; and of the last backup, spools that were left
+on disks, and the certificates and tokens of other servers.
 
-No label names a user, a file or a project. Times are Unix seconds, so that an age is `time() - METRIC` in Prometheus.
+The label `project` names a project with a champion of its own, and is empty for the common loop: Prometheus drops an empty label,
+so a team without such projects sees no label. No label names a user or a file. Times are Unix seconds, so that an age is
+`time() - METRIC` in Prometheus.
 """
 
 import time
@@ -30,8 +32,9 @@ MOST_REASONS = 20
 RESULTS = ("registered", "refused", "abandoned", RUNNING)
 MOST_SPOOLS = 20
 """Most spools of replicas that are gone with series of their own, the fullest ones; all others are "other"."""
-PARTS = ("versions", "cycles", "looks", "spools", "backup")
-"""Parts that are read of registry and object store (serving/status/data.py, serving/recording/left_spools.py)."""
+PARTS, PARTS_OF_ALL = ("versions", "cycles", "looks"), ("spools", "backup")
+"""Parts that are read of registry and object store for each loop, and once for all loops (serving/status/data.py,
+serving/recording/left_spools.py)."""
 STAGES: tuple[StageName, ...] = ("shadow", "ramp", "test", "paused", "watch", "anchor")
 
 
@@ -56,7 +59,7 @@ class TestState:
 
 @dataclass(frozen=True)
 class LoopState:
-    """What the object store and the registry say about the loop."""
+    """What the object store and the registry say about a loop; the common loop's has what exists once, too."""
 
     runs: Mapping[str, LoopRun]
     """The newest run of each flow."""
@@ -76,7 +79,7 @@ class LoopState:
     """By spool: the last note of a replica that is gone and left it."""
 
 
-GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+OF_A_LOOP: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "tabloop_flow_began_timestamp_seconds": ("When the newest run of a flow began", ("flow",)),
     "tabloop_flow_ended_timestamp_seconds": ("When the newest run of a flow ended; absent while it runs", ("flow",)),
     "tabloop_flow_ended_well_timestamp_seconds": ("When a flow last ended without failing", ("flow",)),
@@ -102,6 +105,9 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("metric", "bound"),
     ),
     "tabloop_loop_unread": ("1 if the last read of this part of registry or object store got no answer", ("part",)),
+}
+"""Help of each gauge that every loop has, and its labels beside `project`."""
+OF_ALL: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "tabloop_backup_timestamp_seconds": ("When the last backup began that ended well", ()),
     "tabloop_left_spool_seen_timestamp_seconds": (
         "When a replica that is gone last noted its spool, which may hold events that nobody ships",
@@ -117,17 +123,21 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("server",),
     ),
 }
+"""Help and labels of each gauge that exists once."""
+PROJECT = "project"
+GAUGES = {**{name: (help_, (PROJECT, *labels)) for name, (help_, labels) in OF_A_LOOP.items()}, **OF_ALL}
 """Help and labels of each gauge. One that is unknown is absent: a time of 0 would be an age of fifty years."""
 Value = tuple[str, tuple[str, ...], float]
-"""Name, labels and value of a series, the name without "tabloop_"."""
+"""Name, labels beside `project`, and value of a series, the name without "tabloop_"."""
 
 
 class LoopMetrics(Collector):
-    """Exports the last state of the loop that was set."""
+    """Exports the last state of each loop that was set."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.state = LoopState({})
+        self.states: Mapping[str, LoopState] = {"": LoopState({})}
+        """By project; the common loop's by the empty text."""
         registry.register(self)
 
     def describe(self) -> list[GaugeMetricFamily]:
@@ -138,13 +148,16 @@ class LoopMetrics(Collector):
         """Return every gauge with its series."""
         found = self.describe()
         families = {family.name: family for family in found}
-        for name, labels, value in values(self.state, self._clock()):
-            families[f"tabloop_{name}"].add_metric(labels, value)
+        for project, state in self.states.items():
+            for name, labels, value in of_a_loop(state, self._clock()):
+                families[f"tabloop_{name}"].add_metric((project, *labels), value)
+            for name, labels, value in of_all(state) if not project else ():
+                families[f"tabloop_{name}"].add_metric(labels, value)
         return found
 
 
-def values(state: LoopState, now: float) -> Iterator[Value]:
-    """Yield the series of a state."""
+def of_a_loop(state: LoopState, now: float) -> Iterator[Value]:
+    """Yield the series of a loop's state that every loop has; `now` in Unix seconds."""
     for flow, run in state.runs.items():
         yield from _run(flow, run, now)
     if state.cycle:
@@ -156,6 +169,12 @@ def values(state: LoopState, now: float) -> Iterator[Value]:
     yield from _test(state.test)
     for part in PARTS:
         yield "loop_unread", (part,), float(part in state.unread)
+
+
+def of_all(state: LoopState) -> Iterator[Value]:
+    """Yield the series that exist once, from the state of the common loop."""
+    for part in PARTS_OF_ALL:
+        yield "loop_unread", ("", part), float(part in state.unread)
     if state.backup is not None:
         yield "backup_timestamp_seconds", (), state.backup
     yield from _left(state.left)

@@ -1,4 +1,4 @@
-"""The status page's data from registry and store: the A/B test with its looks, the newest versions, cycles and moves."""
+"""The status page's data of a loop, from registry and store: the A/B test with its looks, the newest versions, cycles, moves."""
 
 import asyncio
 import math
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopRun, Move
 from infra.registry.client import ModelVersion, Registry
+from infra.registry.lineage import PROJECT_TAG
 from infra.storage import backups, cycle_progress, loop_runs
+from infra.storage.scope import Scope
 from infra.storage.store import ObjectStore
 from serving.recording.left_spools import LeftSpools
 from serving.status.history import Asked, Cycle, CycleHistory, LookHistory, MoveHistory, RequestHistory, Watched
@@ -68,6 +70,11 @@ class StatusData:
     spools: LeftSpools | None = None
     """The spools of replicas that are gone; None: they are not read."""
     clock: Callable[[], float] = time.monotonic
+    common: "StatusData | None" = None
+    """Those of the common loop, whose runs start this project's; None: this is the common loop."""
+    is_on_common: bool = False
+    """Whether the project is served by the common champion, since no version of its own was promoted yet."""
+    _projects: dict[str, "StatusData"] = field(default_factory=dict)
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _refreshing: asyncio.Task[None] | None = None
@@ -75,6 +82,18 @@ class StatusData:
     def __post_init__(self) -> None:
         self.requests = RequestHistory(self.store)
         self._cycles, self._moves, self._looks = CycleHistory(self.store), MoveHistory(self.store), LookHistory(self.store)
+
+    @property
+    def project(self) -> str:
+        """The project whose loop it is; empty: the common one."""
+        return self.store.scope.project
+
+    def of(self, project: str) -> "StatusData":
+        """Return the data of a project's loop, read of the same servers."""
+        if project not in self._projects:
+            registry, store = self.registry.of(project), Scope(project).view(self.store)
+            self._projects[project] = StatusData(registry, store, clock=self.clock, common=self)
+        return self._projects[project]
 
     async def refresh(self, running: ExperimentRecord | None) -> None:
         """Read everything again if the last read is older than REFRESH_SECONDS; a failure goes into `problems`."""
@@ -106,7 +125,9 @@ class StatusData:
 
     def _read_registry(self) -> None:
         self.analysis = self.registry.last_look()
-        self.versions = self.registry.versions()[::-1][:MAX_VERSIONS]
+        known = self.registry.versions()[::-1]
+        self.versions = [each for each in known if each.tags.get(PROJECT_TAG, "") in ("", self.project)][:MAX_VERSIONS]
+        self.is_on_common = self.common is not None and self.registry.aliases().common
 
     def _read_cycles(self) -> None:
         self.cycles = self._cycles.last(MAX_DRAWN)
@@ -115,7 +136,8 @@ class StatusData:
         self.runs, self.progress = loop_runs.read(self.store), cycle_progress.read(self.store)
 
     def _read_backup(self) -> None:
-        self.backup = backups.last(self.store, time.time())
+        if self.common is None:
+            self.backup = backups.last(self.store, time.time())
 
     def _read_looks(self, running: ExperimentRecord | None) -> None:
         shown, _ = shown_looks(self, running)

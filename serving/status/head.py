@@ -8,9 +8,10 @@ from typing import Any
 from infra.pages import figures
 from infra.pages.experiment_view import Progress, duration
 from infra.records import Decision, Move, Rate
-from infra.storage import cycle_progress, loop_runs
+from infra.storage import cycle_progress
 from infra.storage.loop_runs import Sign
 from serving.status.data import StatusData
+from serving.status.loop_state import signs
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ def head(
         *_acceptance(data, shown, status["champion"]),
         _test(status, progress, now),
         *_loop(data, status["spool"], now),
-        loop_runs.prefect(data.runs, now),
         engines(status["slots"]),
     ]
     return sorted(lines, key=lambda line: line.ok)
@@ -84,11 +84,13 @@ def gain_over_base(data: StatusData, champion: str) -> figures.Gain | None:
 
 def _champion(data: StatusData, champion: str | None, now: float) -> Iterator[Sign]:
     if champion is None:
-        yield Sign("champion", "no slot serves one", False)
+        yield Sign("champion", "no slot serves one" + ("; the common champion answers" if data.project else ""), False)
         return
     words = ""
     if move := since(data.moves, champion):
         words = f", since {_when(move.time)}, {duration(now - move.time)} ago: {move.kind.replace('_', ' ')}, by {move.by}"
+    if data.is_on_common:
+        words = ", the common one, until a version of the project is promoted"
     yield _well("champion", f"version {champion}{words}")
 
 
@@ -137,7 +139,7 @@ def engines(slots: Sequence[Mapping[str, Any]]) -> Sign:
 
 def _loop(data: StatusData, spool: Mapping[str, Any], now: float) -> Iterator[Sign]:
     """Yield the signs of the loop as `tabloop status` prints them; of a running cycle, with its stage."""
-    for sign in loop_runs.signs(data.runs, now, max(spool["oldest_seconds"], 0.0)):
+    for sign in signs(data, now, max(spool["oldest_seconds"], 0.0)):
         cycle = data.runs.get("cycle")
         if sign.name == "cycle" and data.progress and cycle and not cycle.ended and data.progress.run == cycle.run:
             yield Sign(sign.name, f"{sign.text}: {cycle_progress.described(data.progress, now)}", sign.ok)

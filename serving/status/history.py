@@ -1,4 +1,4 @@
-"""The newest cycles, looks, moves and requests for moves, read from the object store. What never changes is read once."""
+"""The newest cycles, looks, moves and requests for moves of a loop, from the object store. What never changes is read once."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class CycleHistory:
     def last(self, count: int) -> list[Cycle]:
         """Return at most `count` cycles, newest first. Raises the store's errors."""
         self._newest = self._newest or cycles.newest_number(self._store)
-        while self._store.exists(cycles.key(cycles.name(self._newest + 1), cycles.MANIFEST)):
+        while self._store.exists(cycles.key(self._name(self._newest + 1), cycles.MANIFEST)):
             self._newest += 1
         numbers = range(self._newest, max(0, self._newest - count), -1)
         self._cycles = {number: cycle for number in numbers if (cycle := self._read(number))}
@@ -40,7 +40,7 @@ class CycleHistory:
 
     def _read(self, number: int) -> Cycle | None:
         """Return a cycle, or None if its folder has no manifest: the cycle was never sealed."""
-        cached, name = self._cycles.get(number), cycles.name(number)
+        cached, name = self._cycles.get(number), self._name(number)
         manifest = cached.manifest if cached else self._store.find(cycles.key(name, cycles.MANIFEST), Manifest)
         if manifest is None:
             return None
@@ -50,6 +50,9 @@ class CycleHistory:
         if decision is None and outcome and outcome.experiment:
             decision = cycles.decision_of(self._store, outcome.experiment)
         return Cycle(manifest, outcome, decision)
+
+    def _name(self, number: int) -> str:
+        return cycles.name(number, self._store.scope.project)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class MoveHistory:
     def last(self, count: int) -> list[Move]:
         """Return at most `count` moves, newest first. Raises the store's errors."""
         self._newest = self._newest or moves.newest_number(self._store)
-        while self._store.exists(moves.key(self._newest + 1)):
+        while self._store.exists(moves.key(self._newest + 1, self._store.scope)):
             self._newest += 1
         numbers = range(self._newest, max(0, self._newest - count), -1)
         self._moves = {number: self._moves.get(number) or moves.read(self._store, number) for number in numbers}

@@ -1,9 +1,25 @@
-"""The state of the loop for the metrics, from what the status page reads (data.py): one truth for both."""
+"""The state of a loop for the metrics, from what the status page reads (data.py): one truth for both."""
 
 from infra.pages.experiment_view import progress
 from infra.records import ExperimentRecord, Verdict
+from infra.storage import loop_runs
+from infra.storage.loop_runs import Sign
 from serving.metrics.loop import LoopState, TestState
 from serving.status.data import StatusData, newest_looks, shown_looks
+
+OF_EACH_LOOP = ("watch", "cycle")
+"""Signs that a project's loop has of its own; schedules, spool and Prefect's server are the same for all loops."""
+
+
+def signs(data: StatusData, now: float, backlog: float | None = None) -> list[Sign]:
+    """Return the signs of a loop with those that are the same for all; `backlog` as in loop_runs.signs."""
+    found = loop_runs.signs(data.runs, now, backlog, common=data.common.runs if data.common else None)
+    return [*found, loop_runs.prefect((data.common or data).runs, now)]
+
+
+def own_signs(data: StatusData, now: float) -> dict[str, bool]:
+    """Return whether each part of a loop is as it should be; of a project's, the parts of its own alone."""
+    return {sign.name: sign.ok for sign in signs(data, now) if data.common is None or sign.name in OF_EACH_LOOP}
 
 
 def loop_state(data: StatusData, running: ExperimentRecord | None, beside: ExperimentRecord | None, now: float) -> LoopState:

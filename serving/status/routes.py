@@ -10,8 +10,6 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,25 +21,20 @@ from jinja2 import Environment, StrictUndefined
 from infra.http.login import CODE_HEADER, QUERY, Answer
 from infra.pages import charts
 from infra.pages.experiment_view import duration
-from infra.storage import loop_runs
-from serving.access import Access, Denied
-from serving.gateway.drain import Drain
-from serving.gateway.errors import BadRequest
+from serving.access import Credential, Denied
 from serving.gateway.generation import NOT_READY, Unavailable
 from serving.gateway.openapi import HEALTH, SECURITY, TEXT, Answers, DocumentedApp, answers, object_schema, optional
 from serving.metrics import Metrics, SlotState, SpoolState
-from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots.arms import Arms
 from serving.status.by_hand import add_moves_by_hand
-from serving.status.data import Links, StatusData
-from serving.status.loop_state import loop_state
+from serving.status.loop_state import loop_state, own_signs
+from serving.status.sources import StatusSources, roles_of
 from serving.status.verdicts import add_verdict
-from serving.status.views import page_values
+from serving.status.views import Choice, page_values
 
 FOLDER = Path(__file__).parent
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
-PROJECT = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 READY = object_schema(("ready",), ready={"type": "boolean"})
 STATUS = object_schema(
     ("ready", "champion", "challenger", "experiment", "projects", "slots", "problems", "spool", "shipped", "store_error"),
@@ -61,23 +54,6 @@ SCRIPT_ANSWERS: Answers = {200: {"description": "the page's script", "content": 
 PAGE_ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
-@dataclass(frozen=True)
-class StatusSources:
-    """The parts of the app whose state the routes show."""
-
-    access: Access
-    arms: Arms
-    spool: Spool
-    shipper: Shipper
-    metrics: Metrics
-    data: StatusData
-    links: Links
-    drain: Drain
-    clock: Callable[[], float] = time.time
-    own_arms: Mapping[str, Arms] = field(default_factory=dict)
-    """The arms of projects with a champion of their own."""
-
-
 def add_status(app: DocumentedApp, sources: StatusSources) -> None:
     """Add health, readiness, metrics, status, the verdict, moves by hand and the page."""
     headers = _add_page(app, sources)
@@ -87,33 +63,35 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
         # A supervisor asks without a token, and whether the process lives. With one it is an editor's probe, as llama.vscode's.
         if request.headers.get("authorization"):
             await sources.access.check(request.headers, "complete", password=True)
-            if not _ready(sources):
+            if not sources.ready:
                 raise Unavailable(NOT_READY)
         return {"status": "ok"}
 
     @app.get("/ready", responses=answers(READY, 200, 503))
     async def ready() -> Response:
-        return readiness(_ready(sources))
+        return readiness(sources.ready)
 
     @app.get("/metrics", response_class=PlainTextResponse, openapi_extra=SECURITY)
     async def metrics(request: Request) -> Response:
-        await sources.access.check(request.headers, "metrics", password=True)
-        await _measure(sources)
-        await sources.data.glance(sources.arms.experiment)
-        sources.metrics.measured(sources.data.cycles[0].manifest.measures if sources.data.cycles else ())
-        signs = (*loop_runs.signs(sources.data.runs, now := time.time()), loop_runs.prefect(sources.data.runs, now))
-        sources.metrics.looped({sign.name: sign.ok for sign in signs})
-        sources.metrics.loop.state = loop_state(sources.data, sources.arms.experiment, sources.arms.beside, now)
+        credential = await sources.access.check(request.headers, "metrics", password=True)
+        await sources.measure()
+        loops = {loop.project: loop for loop in sources.loops(credential)}
+        await asyncio.gather(*(loop.data.glance(loop.arms.experiment) for loop in loops.values()))
+        now, shown = time.time(), sources.metrics
+        shown.measured({p: loop.data.cycles[0].manifest.measures for p, loop in loops.items() if loop.data.cycles})
+        shown.looped({p: own_signs(loop.data, now) for p, loop in loops.items()})
+        shown.loop.states = {p: loop_state(loop.data, loop.arms.experiment, loop.arms.beside, now) for p, loop in loops.items()}
         return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
 
     @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)
-    async def status(request: Request) -> Response:
-        await sources.access.check(request.headers, "admin", password=True)
-        await _measure(sources)
-        return JSONResponse(_status(sources), headers=headers)
+    async def status(request: Request, project: str = "") -> Response:
+        credential = await sources.access.check(request.headers, "admin", password=True)
+        loop = sources.loop(project, credential)
+        await sources.measure()
+        return JSONResponse(sources.status(loop, credential), headers=headers)
 
     add_verdict(app, sources.access, sources.arms, sources.data)
-    add_moves_by_hand(app, sources.access, sources.data, sources.clock)
+    add_moves_by_hand(app, sources)
 
 
 def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
@@ -124,35 +102,37 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
     top, live = (environment.from_string((FOLDER / name).read_text()) for name in ("head.html", "live.html"))
     script = (FOLDER / "status.js").read_bytes()
 
-    async def values(request: Request) -> dict[str, Any]:
-        """Return the values of the templates, read again."""
-        if not PROJECT.fullmatch(project := request.query_params.get("project", "")):
-            raise BadRequest("project: expected at most 64 letters, digits, '_', '.' and '-'", "project")
-        await _measure(sources)
-        running = sources.arms.experiment
-        await sources.data.refresh(running)
-        now = sources.clock()
-        return page_values(_status(sources), sources.data, running, sources.metrics, sources.links, now, project)
+    async def values(credential: Credential, project: str) -> dict[str, Any]:
+        """Return the values of the templates, read again. Raises Denied and BadRequest as StatusSources.page_loop."""
+        await sources.measure()
+        await sources.common.refresh()
+        loop = sources.page_loop(project, credential)
+        await loop.refresh()
+        own, now = sources.own(credential), sources.clock()
+        others = {project, *sources.projects(credential)} - {"", *own}
+        choice = Choice(own, () if loop.project else sorted(others))
+        shown = sources.status(loop, credential)
+        return page_values(shown, loop.data, loop.arms.experiment, sources.metrics, sources.links, now, project, choice)
 
     @app.get("/", response_class=HTMLResponse, responses=PAGE_ANSWERS, openapi_extra=SECURITY)
-    async def status_page(request: Request) -> Response:
+    async def status_page(request: Request, project: str = "") -> Response:
         if request.url.query == QUERY and (logins := sources.access.logins):
             return _login_answer(logins.answer("GET", ""))
         try:
-            await sources.access.check(request.headers, "admin", password=True)
+            credential = await sources.access.check(request.headers, "admin", password=True)
         except Denied as denied:
             if denied.status != 401:
                 raise
             # A browser then asks for a user name, which is ignored, and a password: the token.
             text = "log in with a link that `tabloop status` prints; as a password, an administrator's token is taken"
             return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop"'})
-        shown = await values(request)
+        shown = await values(credential, project)
         return HTMLResponse(page.render(shown, head=top.render(shown), live=live.render(shown)), headers=headers)
 
     @app.get("/admin/live", response_class=HTMLResponse, responses=LIVE_ANSWERS, openapi_extra=SECURITY)
     async def live_parts(request: Request, project: str = "") -> Response:
-        await sources.access.check(request.headers, "admin", password=True)
-        return HTMLResponse(top.render(shown := await values(request)) + live.render(shown), headers=headers)
+        credential = await sources.access.check(request.headers, "admin", password=True)
+        return HTMLResponse(top.render(shown := await values(credential, project)) + live.render(shown), headers=headers)
 
     @app.get("/status.js", response_class=Response, responses=SCRIPT_ANSWERS, openapi_extra=SECURITY)
     async def status_script(request: Request) -> Response:
@@ -201,67 +181,15 @@ def _hashes(parts: list[str]) -> str:
 
 def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
     """Return Prometheus' exposition, with the spool as last measured and the slots as they are."""
-    roles = _roles(arms)
+    roles = roles_of(arms)
     spool_state = SpoolState(spool.bytes, spool.segments, spool.oldest, spool.max_bytes, spool.set_aside)
     slot_states = [SlotState(slot.index, slot.version or "", roles.get(slot.index, "idle"), slot.up) for slot in arms.slots]
     return metrics.text(spool_state, slot_states)
 
 
-async def _measure(sources: StatusSources) -> None:
-    """Measure the spool now: while the object store is unavailable, the shipper measures it less and less often."""
-    await asyncio.to_thread(sources.spool.measure)
-
-
 def readiness(is_ready: bool) -> Response:
     """Return the answer of GET /ready."""
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
-
-
-def _roles(arms: Arms) -> dict[int | None, str]:
-    return {arms.champion: "champion", arms.challenger: "challenger"}
-
-
-def _ready(sources: StatusSources) -> bool:
-    return sources.arms.ready and not sources.drain.began
-
-
-def _status(sources: StatusSources) -> dict[str, Any]:
-    arms, spool, roles = sources.arms, sources.spool, _roles(sources.arms)
-    slots = [
-        {
-            "slot": slot.index,
-            "url": slot.engine.url,
-            "role": roles.get(slot.index, "idle"),
-            "version": slot.version,
-            "up": slot.up,
-            "state": slot.state,
-            "in_flight": slot.in_flight,
-        }
-        for slot in arms.slots
-    ]
-    return {
-        "ready": _ready(sources),
-        **_versions(arms),
-        "experiment": arms.experiment.model_dump() if arms.experiment else None,
-        "projects": {project: _versions(own) for project, own in sources.own_arms.items()},
-        "slots": slots,
-        "problems": arms.problems | _own_problems(sources) | sources.access.problems,
-        "spool": {"bytes": spool.bytes, "segments": spool.segments, "oldest_seconds": spool.oldest, "set_aside": spool.set_aside},
-        "shipped": sources.shipper.shipped,
-        "store_error": sources.shipper.error,
-    }
-
-
-def _versions(arms: Arms) -> dict[str, str | None]:
-    """Return the versions that serve as champion and challenger."""
-    slots = {role: arms.slots[index].version for index, role in _roles(arms).items() if index is not None}
-    return {role: slots.get(role) for role in ("champion", "challenger")}
-
-
-def _own_problems(sources: StatusSources) -> dict[str, str]:
-    """Return the problems of the projects' loops; the registry's are the common loop's too."""
-    found = {f"{project}: {part}": text for project, own in sources.own_arms.items() for part, text in own.problems.items()}
-    return {part: text for part, text in found.items() if not part.endswith(": registry")}
 
 
 def _ago(seconds: float) -> str:

@@ -37,21 +37,23 @@
     if ([...select.options].some((each) => each.value === before)) select.value = before;
   };
 
+  const chosen = () => new URLSearchParams(location.search).get("project") ?? "";
   const refresh = async () => {
-    const project = at("project")?.value ?? "";
+    const project = chosen();
     const options = { credentials: "same-origin", cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS) };
     const answer = await fetch("/admin/live?project=" + encodeURIComponent(project), options);
     if (answer.status === 401) throw new Error("this browser is no longer logged in; open a link of `tabloop status`");
-    if (!answer.ok) throw new Error("HTTP " + answer.status);
+    if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? "HTTP " + answer.status);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (project !== (at("project")?.value ?? "")) return; // another one was chosen meanwhile
+    if (project !== chosen()) return; // another one was chosen meanwhile
     for (const section of fresh.querySelectorAll("section")) {
       if (shown.get(section.id) === section.outerHTML) continue;
       shown.set(section.id, section.outerHTML);
       replace(at(section.id), section);
       if (section.id === "now" && !asking()) offer();
     }
-    document.title = "tabloop: " + (at("now").dataset.champion ? "version " + at("now").dataset.champion : "not ready");
+    const now = at("now").dataset;
+    document.title = `tabloop${now.project && " " + now.project}: ${now.champion ? "version " + now.champion : "not ready"}`;
   };
 
   const follow = async () => {
@@ -102,7 +104,7 @@
       const now = at("now").dataset, ofTest = OF_TEST.includes(kind);
       const version = ofTest ? now.challenger : kind === "back" ? now.previous : at("version").value;
       path = "/admin/" + (kind === "back" ? "rollback" : kind);
-      body = { version, champion: now.champion, reason: at("reason").value.trim() };
+      body = { version, champion: now.champion, reason: at("reason").value.trim(), project: now.project };
       if (!body.version || !body.reason || !at("token").value) return say("Choose a version, and give a reason and the token.");
       const left = kind === "promote" ? "retired" : "rolled back";
       at("summary").textContent = kind === "pause"
@@ -130,7 +132,7 @@
       while (told.state === "waiting") {
         say("waiting: " + told.message);
         await wait(2000);
-        told = await call("/admin/requests/" + told.id);
+        told = await call(`/admin/requests/${told.id}?project=${encodeURIComponent(body.project)}`);
       }
       say(told.state + ": " + told.message);
     } catch (error) {

@@ -1,6 +1,7 @@
 """The values of the status page, from the last answers of registry and store and from this replica's own requests."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infra.pages.experiment_view import metric_rows, progress, sequences
@@ -11,7 +12,15 @@ from serving.status import live_charts
 from serving.status.data import MAX_CYCLES, MAX_MOVES, Links, StatusData, newest_looks, shown_looks
 from serving.status.head import head
 
-ALL_PROJECTS = ""
+
+@dataclass(frozen=True)
+class Choice:
+    """What the page lets a reader choose."""
+
+    own: Sequence[str]
+    """Projects with a champion of their own, each with a page."""
+    projects: Sequence[str]
+    """Projects whose figures the page of the common loop shows apart."""
 
 
 def page_values(
@@ -22,18 +31,18 @@ def page_values(
     links: Links,
     now: float,
     project: str,
+    choice: Choice,
 ) -> dict[str, Any]:
     """Return the values of the page's template.
 
-    `status` is what GET /admin/status answers; `now` in Unix seconds. With a project, metrics by project are those of its
-    requests.
+    `status` is what GET /admin/status answers about the loop of `data`; `now` in Unix seconds. With a project, metrics by project
+    are those of its requests.
     """
     analysis, beside = shown_looks(data, running)
     looks = newest_looks(data, analysis, running)
     if analysis and running and looks and looks[-1].time >= analysis.decided:
         analysis = analysis.model_copy(update={"verdict": looks[-1].verdict, "decided": looks[-1].time})
     errors = {"object store": status["store_error"], **data.problems}
-    served = {served.project for cycle in data.cycles for served in cycle.manifest.served}
     test = _experiment(data, analysis, running, looks, now)
     return {
         **status,
@@ -54,7 +63,9 @@ def page_values(
         "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
         "links": links,
         "project": project,
-        "projects": sorted(({project} | served | metrics.recent_projects(now)) - {ALL_PROJECTS}),
+        "projects": choice.projects,
+        "own_loops": choice.own,
+        "of_project": data.project,
         "acceptance": live_charts.acceptance(data.cycles, project),
         "latency": live_charts.latency(metrics.latency(now, project)),
         "timeline": live_charts.timeline(data.cycles, running, now),

@@ -38,13 +38,16 @@ def name_of_end(outcome: CycleOutcome) -> str:
     return "Learned" if outcome.result == "registered" else "NotLearned"
 
 
-def busy(state: LoopState) -> Waiting | None:
-    """Return why no cycle of own code can begin; None if it can."""
+def busy(context: Context, state: LoopState) -> Waiting | None:
+    """Return why no cycle of own code can begin in the context's loop; None if it can."""
+    project = context.store.scope.project
+    of = f" --project {project}" if project else ""
     if state.unfinished:
-        return Waiting("CycleUnfinished", f"{state.unfinished} is not finished: `tabloop cycle` completes it, then try again")
+        done = f"`tabloop cycle{of}` completes it"
+        return Waiting("CycleUnfinished", f"{state.unfinished} is not finished: {done}, then try again")
     if state.running:
         test = f"{state.running.id} has no verdict yet"
-        return Waiting("ExperimentRunning", f"{test}: wait for it, or `tabloop reject --reason ...`, then try again")
+        return Waiting("ExperimentRunning", f"{test}: wait for it, or `tabloop reject{of} --reason ...`, then try again")
     return None
 
 
@@ -113,7 +116,9 @@ def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet
     call_run(cycle, cycle, f"from v{parent}", "own code")
     tombstones.check(store, [("", each.name) for each in learned.repositories])
     showing.write(store, cycle, Unfitted(reason=NO_ESTIMATE))
-    until = next((manifest.until for manifest in manifests_of(context, parent)), context.now() - WINDOW_SECONDS)
+    # As for a window of requests: a project's loop begins after the last cycle that read the project's requests.
+    read = (manifest.until for manifest in manifests_of(context, parent) if store.scope.project not in manifest.apart)
+    until = next(read, context.now() - WINDOW_SECONDS)
     fields = {
         **{"created": context.now(), "champion": parent, "parent": parent, "since": until, "until": until},
         **{"completions": (), "feedback": (), "buckets": {}, "requests": 0, "apart": tuple(sorted(store.scope.apart))},

@@ -10,6 +10,8 @@ import pytest
 from infra import cli
 from infra.cli import errors
 from infra.records import CycleOutcome, LearnedRepository
+from infra.settings import Settings
+from infra.settings.schema import Serving
 from infra.stack import flow_runs
 from tasks.own_code.report import report
 from tests.tasks.made import MemoryStore, manifest
@@ -99,6 +101,33 @@ def test_the_result_is_the_same_as_json(
     assert found["state"] == "Learned" and found["cycle"] == json.loads(json.dumps(report(store, "cycle-000001").values()))
     gain = found["cycle"]["gains"][0]
     assert gain["difference"] == pytest.approx(0.1) and gain["low"] < 0.1 < gain["high"]
+
+
+def test_a_project_s_loop_learns_and_its_own_report_and_command_are_printed(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = prefect(monkeypatch, LEARNED)
+    serving = Serving.model_validate({"adapters": 6, "projects": {"web": {"own_champion": True}}})
+    monkeypatch.setattr("infra.settings.load", lambda: Settings(serving=serving))
+    store.put_json(
+        "cycles/web-cycle-000001/manifest.json",
+        manifest("web-cycle-000001").model_copy(update={"learned": (SHOP.model_copy(update={"name": "front"}),)}),
+    )
+    ended = CycleOutcome(cycle="web-cycle-000001", result="registered", reason="version 5 is the challenger", version="5")
+    store.put_json("cycles/web-cycle-000001/outcome.json", ended)
+    assert cli.main(["learn", "shop", "--project", "web"]) == errors.DONE
+    assert [each["project"] for each in asked] == ["web"]
+    out = capsys.readouterr().out
+    assert "front: 400 positions" in out and "shop: " not in out and "`tabloop promote 5 --project web`" in out
+
+
+def test_a_project_without_a_champion_of_its_own_is_refused_before_a_run_begins(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = prefect(monkeypatch, LEARNED)
+    assert cli.main(["learn", "shop", "--project", "docs"]) == errors.WRONG_USE
+    assert "project = 'docs', expected none, since no project has a champion of its own" in capsys.readouterr().err
+    assert asked == []
 
 
 @pytest.mark.parametrize("name", ["NoCode", "TooFewPlaces", "ExperimentRunning", "NotLearned"])

@@ -9,7 +9,10 @@ from prefect.states import State
 
 from flows.cycle import cycle
 from infra import settings as settings_
-from infra.records import CycleOutcome, HeldOutPlace, Manifest, OwnCode, Sample
+from infra.records import CycleOutcome, HeldOutPlace, Manifest, OwnCode, Sample, Verdict
+from infra.settings.schema import Serving
+from infra.storage.scope import scope_of
+from tasks.experiments.moves import release
 from tasks.own_code.report import newest
 from tasks.showing import fit as showing
 from tasks.showing.fit import Unfitted
@@ -18,7 +21,7 @@ from tasks.upkeep.forget import forget, request
 from tests.flows.conftest import World
 from tests.flows.test_cycle import outcome
 from tests.tasks.evaluation.made_scores import scores
-from tests.tasks.made import NOW, Killed
+from tests.tasks.made import NOW, Killed, completion, decision, feedback
 from tests.tasks.own_code.test_code import body, shop
 
 __all__ = ["shop"]
@@ -93,6 +96,40 @@ def test_a_promoted_version_of_own_code_does_not_hide_requests(labelled: World, 
     assert isinstance(ended, CycleOutcome), ended
     manifest = manifest_of(labelled, ended.cycle)
     assert (manifest.parent, manifest.buckets["trained"]) == ("2", 6)
+
+
+def test_the_code_of_a_project_makes_a_challenger_of_its_loop_alone_and_hides_none_of_its_requests(
+    world: World, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Serving.model_validate({"adapters": 6, "projects": {"web": {"own_champion": True}}})
+    loaded = settings_.load().model_copy(update={"serving": own})
+    monkeypatch.setattr("infra.settings.load", lambda: loaded)
+    web = scope_of(loaded, "web").view(world.store)
+    for project in ("web", "docs"):
+        served = [completion(f"{project}{i}", prefix=f"{i} = ", project=project) for i in range(6)]
+        answers = [feedback(c.id, prefix=c.prefix, project=project, outcome="accepted", time=NOW + 1) for c in served]
+        world.ship(project, served, answers)
+    common = cycle()
+    assert isinstance(common, CycleOutcome) and common.version == "3" and manifest_of(world).apart == ("web",)
+    # The common champion is now of a cycle that left web's requests out, and web has none of its own.
+    for store, registry in ((world.store, world.registry.client), (web, world.registry.client.of("web"))):
+        running = registry.aliases().experiment
+        assert running
+        release.conclude(store, registry, decision(running, Verdict(verdict="reject", reason="no win"), NOW + 200))
+    world.registry.aliases["champion"] = "3"
+    state = cycle(OwnCode(sources=(str(shop),)), project="web", return_state=True)
+    assert (state.name, state.message) == ("Learned", "version 4 is the challenger")
+    manifest = manifest_of(world, "web-cycle-000002")
+    assert ([each.name for each in manifest.learned], manifest.parent) == (["shop"], "3")
+    assert world.registry.versions["4"]["project"] == "web"
+    assert {each: world.registry.client.of(each).aliases().challenger for each in ("", "web")} == {"": None, "web": "4"}
+    state = cycle(OwnCode(sources=(str(shop),)), project="web", return_state=True)
+    assert state.name == "ExperimentRunning" and "`tabloop reject --project web --reason ...`" in str(state.message)
+    world.registry.client.of("web").set_experiment(None)
+    world.registry.aliases["champion-web"] = world.registry.aliases.pop("challenger-web")
+    state = cycle(project="web", return_state=True)
+    assert state.name == "TooFewNewSamples", "the rejected candidate has seen them"
+    assert "0 of 6 samples are new" in str(state.message), "they are read again, as before the cycle of own code"
 
 
 @pytest.mark.parametrize(

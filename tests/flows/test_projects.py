@@ -7,7 +7,7 @@ from flows.experiment import experiment
 from infra import settings as settings_
 from infra.records import CycleOutcome
 from infra.settings.schema import Serving
-from infra.storage import cycles, loop_runs
+from infra.storage import cycles, loop_runs, move_requests
 from infra.storage.scope import scope_of
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
@@ -52,6 +52,13 @@ def test_a_run_trains_each_loop_on_its_own_people_and_opens_its_own_test(both: W
     noted = loop_runs.newest(web, "experiment")
     assert noted and noted.state == "Undecided", "web's own run has looked at its own test"
     assert both.store.exists(f"looks/{outcome.experiment}/000001.json")
+    # A move that was asked for on the page of the project is carried out in its loop.
+    request = move_requests.make("reject", "2", "1", "it is slow", by="ada", now=NOW + 90)
+    move_requests.ask(web, request)
+    assert experiment(return_state=True).name == "Undecided", "the common test goes on"
+    answer = move_requests.answer_of(web, request.id)
+    assert answer and (answer.state, answer.message) == ("done", "version 2 is rejected, and its test ended")
+    assert {each: registry.of(each).aliases().challenger for each in ("", "web")} == {"": "3", "web": None}
 
 
 def test_a_loop_that_fails_fails_alone(both: World) -> None:

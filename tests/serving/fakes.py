@@ -53,7 +53,8 @@ from serving.slots.follower import Follower
 from serving.slots.policy import Policy
 from serving.slots.version_source import VersionSource
 from serving.status.data import Links, StatusData
-from serving.status.routes import StatusSources, metrics_text
+from serving.status.routes import metrics_text
+from serving.status.sources import StatusSources
 from tests.serving.apps import aiohttp_app, fastapi_apps
 
 TOKEN, EDITOR, SIMULATION, ADMIN = "token-of-the-team", "token-of-an-editor", "token-of-the-simulation", "token-of-the-admin"

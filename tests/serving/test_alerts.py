@@ -7,11 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
 from infra.settings import ROOT
 from serving.metrics import Metrics
+from serving.metrics.loop import OF_A_LOOP
 
 RULES = ROOT / "infra/settings/prometheus_alerts.yaml"
 PAGE = ROOT / "infra/docs/operate/alerts.md"
@@ -80,6 +82,8 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ScrapeMissing": ({'up{job="tabloop-engines"}': "0+0x200"}, {'up{job="tabloop-engines"}': "1+0x200"}),
 }
 """Series of each alert on which it fires, and on which it is silent, in promtool's notation: a value a minute."""
+OF_EACH_LOOP = ("WatchSilent", "CycleFails", "NoCycle", "GpusAwaited", "LookSlow", "LoopUnread")
+"""Alerts that name the project of a loop."""
 MINUTES = 180
 ALSO = {"RequestsFail": "RequestsFailSlowly", "FirstTokenSlow": "FirstTokenOftenSlow"}
 """What burns a budget fast burns it slowly, too."""
@@ -104,12 +108,26 @@ def test_every_alert_names_metrics_that_exist_and_has_a_section() -> None:
     assert sections == list(ALERTS) == list(SERIES)
 
 
+def test_each_alert_of_a_loop_keeps_the_project_that_it_is_about() -> None:
+    for name, rule in ALERTS.items():
+        of_a_loop = {*OF_A_LOOP, "tabloop_loop_ok"}
+        asked = set(re.findall(r"\btabloop_\w+", rule["expr"])) & of_a_loop
+        grouped = re.findall(r"(?:min|max) by \(([\w, ]+)\)", rule["expr"])
+        common = {"PrefectSlow", "CompactionBehind"}  # Prefect's server and the flow `compaction` are the same for all loops
+        assert (bool(asked) and name not in common) == (name in OF_EACH_LOOP), name
+        if name in OF_EACH_LOOP:
+            assert grouped and all("project" in labels.split(", ") for labels in grouped), name
+        promql_parser.parse(rule["expr"])
+
+
 def test_each_alert_fires_on_its_series_and_no_other_does(tmp_path: Path) -> None:
     if (program := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed (Debian's package `prometheus`)")
     tests = []
     for name, (firing, quiet) in SERIES.items():
-        for series, fires in ((firing, True), (quiet, False)):
+        of_project = {_in_project(one): value for one, value in firing.items()} | quiet
+        cases = [(firing, True), (quiet, False), *([(of_project, True)] if name in OF_EACH_LOOP else [])]
+        for series, fires in cases:
             given = {**SERVES, **series}
             expected = []
             for alert in ALERTS:
@@ -129,6 +147,12 @@ def test_each_alert_fires_on_its_series_and_no_other_does(tmp_path: Path) -> Non
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def _in_project(series: str) -> str:
+    """Return a series with the label of a project."""
+    name, _, labels = series.rstrip("}").partition("{")
+    return f'{name}{{project="web"{"," * bool(labels)}{labels}}}'
+
+
 def _labels(name: str, series: dict[str, str]) -> list[dict[str, str]]:
     """Return the labels of the series that an alert has, which keeps those that its expression does not aggregate away."""
     kept = {
@@ -142,4 +166,4 @@ def _labels(name: str, series: dict[str, str]) -> list[dict[str, str]]:
         "ScrapeMissing": ("job",),
     }.get(name, ())
     labels = dict(re.findall(r'(\w+)="([^"]*)"', next(iter(series))))
-    return [{label: labels[label] for label in kept}]
+    return [{label: labels[label] for label in (*kept, *(["project"] if "project" in labels else []))}]

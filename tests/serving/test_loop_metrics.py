@@ -19,17 +19,17 @@ from serving.status import certificates
 from tests.serving.access.test_shared_rates import write_certificate
 from tests.serving.fakes import House
 from tests.serving.status.shown import PLANNED, run_watched_test
-from tests.serving.test_metrics import Series, scrape, value
+from tests.serving.test_metrics import Series, scrape, series_in, value
 from tests.tasks.made import NOW, manifest
 from tests.tasks.made import MemoryStore as Bucket
 
 CYCLE = "cycle-000003"
 
 
-def series_of(state: LoopState, now: float = NOW) -> Series:
+def series_of(state: LoopState, now: float = NOW, **projects: LoopState) -> Series:
     registry = CollectorRegistry()
-    LoopMetrics(registry, lambda: now).state = state
-    return {(s.name, frozenset(s.labels.items())): s.value for family in registry.collect() for s in family.samples}
+    LoopMetrics(registry, lambda: now).states = {"": state, **projects}
+    return series_in(registry.collect())
 
 
 async def test_a_scrape_has_the_newest_cycle_the_flows_and_the_running_test(house: House) -> None:

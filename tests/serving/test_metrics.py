@@ -1,9 +1,11 @@
 """The metrics of requests by version and arm, and of the spool."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
@@ -18,12 +20,17 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 async def scrape(house: House) -> Series:
     text = (await house.client.get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
-    families = text_string_to_metric_families(text)
-    return {(sample.name, frozenset(sample.labels.items())): sample.value for family in families for sample in family.samples}
+    return series_in(text_string_to_metric_families(text))
+
+
+def series_in(families: Iterable[Metric]) -> Series:
+    """Return the series of metrics, without empty labels, which Prometheus drops."""
+    samples = [sample for family in families for sample in family.samples]
+    return {(s.name, frozenset((label, text) for label, text in s.labels.items() if text)): s.value for s in samples}
 
 
 def value(series: Series, name: str, **labels: str) -> float | None:
-    return series.get(("tabloop_" + name, frozenset(labels.items())))
+    return series.get(("tabloop_" + name, frozenset((label, text) for label, text in labels.items() if text)))
 
 
 async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -10,12 +10,12 @@ from infra.records import CycleOutcome, Manifest, Verdict
 from infra.registry.lineage import lineage
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Retention, Serving
-from infra.storage import cycles
+from infra.storage import cycles, move_requests
 from infra.storage import moves as log
 from infra.storage.scope import NoOwnChampion, scope_of
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.moves import log as moves
-from tasks.experiments.moves import manual, release
+from tasks.experiments.moves import manual, release, requested
 from tasks.experiments.planning.report import outlook
 from tasks.labels.collect import Collected, collect
 from tasks.labels.parent import choose_parent
@@ -156,6 +156,29 @@ def test_a_project_has_the_common_champion_until_it_promotes_its_own_and_its_mov
     assert [loop.registry.aliases().champion for loop in (web, api)] == [version, "3"]
     back = manual.rollback(web.store, web.registry, asked("roll_back", "", "ann", "worse", NOW + 300))
     assert back.experiment.challenger == "1" and loops.registry.aliases == {"champion": "3", "champion-web": "1"}
+
+
+def test_a_move_asked_for_on_the_page_of_a_project_moves_that_project_alone() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web"), (ADA, "api")])
+    version, foreign = loops.train("web")[2], loops.train("api")[2]
+    web = loops.of("web")
+    for number, asked_for in enumerate((version, foreign)):
+        request_ = move_requests.make("promote", asked_for, "1", "it is better", by="ada", now=NOW + number)
+        move_requests.ask(web.store, request_)
+    for other in (loops.common, loops.of("api")):
+        assert not requested.answer_waiting(other.store, other.registry, NOW + 20)
+    answered = requested.answer_waiting(web.store, web.registry, NOW + 20)
+    assert [(answer.state, answer.message) for _, answer in answered] == [
+        ("done", f"version {version} is champion"),
+        ("refused", f"the champion is {version} now, not 1 as when it was asked: look at the status page and ask again"),
+    ]
+    assert loops.registry.aliases == {"champion": "1", "champion-web": version}
+    again = move_requests.make("promote", foreign, version, "it is better", by="ada", now=NOW + 30)
+    move_requests.ask(web.store, again)
+    ((_, answer),) = requested.answer_waiting(web.store, web.registry, NOW + 40)
+    assert answer.state == "refused" and "was trained for project api" in answer.message
+    assert {key.split("/")[0] for key in loops.store.objects if "requests/" in key} == {"projects"}
 
 
 def test_the_champion_of_a_running_test_stays_that_of_a_project_without_its_own() -> None:

@@ -38,6 +38,35 @@ def test_the_newest_run_of_each_flow_replaces_the_one_before() -> None:
     assert list(store.keys("")) == ["loop/cycle.json", "loop/experiment.json"]
 
 
+TURN = run("cycle", 7_200, "TooFewSamples")
+"""The newest run of a project's loop, two hours ago, with 3 s."""
+
+
+@pytest.mark.parametrize(
+    ("common", "ok", "case"),
+    [
+        (LoopRun(flow="cycle", began=NOW - 7_210), True, "another loop trains in the same run since"),
+        (LoopRun(flow="cycle", began=NOW - 7_210).end(NOW - 20, "registered", ""), True, "it trained until now"),
+        (LoopRun(flow="cycle", began=NOW - 7_210).end(NOW - 600, "registered", ""), False, "no run has begun since"),
+        (LoopRun(flow="cycle", began=NOW - 60).end(NOW - 20, "TooFewSamples", ""), False, "the project's turn was left out"),
+    ],
+)
+def test_a_cycle_of_a_project_is_late_only_if_its_turn_was_left_out(common: LoopRun, ok: bool, case: str) -> None:
+    watches = {"experiment": run("experiment", 5, "Undecided")}
+    found = {sign.name: sign for sign in signs({"cycle": TURN, **watches}, NOW, common={"cycle": common, **watches})}
+    assert found["cycle"].ok is ok, case
+    assert found["watch"].ok and found["schedules"].ok
+
+
+def test_a_watch_of_a_project_that_a_killed_run_left_behind_is_late() -> None:
+    own, killed = run("experiment", 900, "Undecided"), LoopRun(flow="experiment", began=NOW - 905, schedules=ON)
+    found = {sign.name: sign for sign in signs({"experiment": own}, NOW, common={"experiment": killed})}
+    assert not found["watch"].ok and "expected every 20 s" in found["watch"].text
+    paused = killed.model_copy(update={"schedules": {"experiment": False}})
+    found = {sign.name: sign for sign in signs({"experiment": own}, NOW, common={"experiment": paused})}
+    assert "its schedule is off in Prefect" in found["watch"].text, "the schedule is that of the common run"
+
+
 @pytest.mark.parametrize(
     ("watch", "ok", "words"),
     [

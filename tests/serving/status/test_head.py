@@ -94,7 +94,7 @@ async def test_a_watch_that_does_not_run_stands_first_within_a_minute(house: Hou
     assert found["prefect"] == ("has started no watch for 61 s: `tabloop status` asks it", False)
     metrics = (await house.client.get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
     for sign in ("watch", "cycle", "prefect"):
-        assert f'tabloop_loop_ok{{sign="{sign}"}} {float(found[sign][1])}' in metrics, "as the page says"
+        assert f'tabloop_loop_ok{{project="",sign="{sign}"}} {float(found[sign][1])}' in metrics, "as the page says"
 
 
 async def test_a_running_cycle_has_its_stage_with_the_trainers_steps(house: House) -> None:
