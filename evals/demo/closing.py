@@ -94,19 +94,19 @@ def calibration(
 ) -> Reliability | None:
     """Return the reliability of the champion's chances at the places of a paired run; None without an estimate.
 
-    A shown completion is kept if all of it is what the place's file goes on with.
+    Of a shown completion, the share that is kept is that of its characters which stay, times the chance that it is accepted.
 
     `since`: when the run began, in Unix seconds; `clock`: unix seconds.
     """
     kept = {
-        pair.ids[CHAMPION]: outcome.kept >= len(outcome.shown.rstrip())
+        pair.ids[CHAMPION]: outcome.kept_characters / len(outcome.shown)
         for pair in paired.pairs
         if (outcome := pair.outcomes[CHAMPION]).shown.strip()
     }
     chances = recorded_chances(store, since, kept.keys(), clock)
     if not chances:
         return None
-    return reliability(list(chances.values()), [float(kept[name]) for name in chances])
+    return reliability(list(chances.values()), [kept[name] for name in chances])
 
 
 def recorded_chances(

@@ -11,6 +11,7 @@ from evals.compare.gains import Counts, Sums, by_user, gain
 from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt
 from evals.developers import PairedRun
 from evals.developers.tally import Example as Seen
+from infra.model.time_saved import HOUR, KEY_SECONDS
 from tasks.statistics.ratios import rate
 
 EXAMPLES = 4
@@ -45,10 +46,11 @@ def sums(paired: PairedRun) -> list[Sums]:
     """Return the sums by user of each pin."""
     users = [pair.user for pair in paired.pairs]
     by_pin = ([pair.outcomes[pin] for pair in paired.pairs] for pin in range(len(paired.pins)))
-    metrics, found = ("accepted", "accepted_characters", "kept_characters"), []
+    metrics, found = ("accepted", "accepted_characters", "kept_characters", "saved_seconds"), []
+    hours = [pair.keys * KEY_SECONDS / HOUR for pair in paired.pairs]
     for outcomes in by_pin:
         values = {name: [float(getattr(one, name)) for one in outcomes] for name in metrics}
-        found.append(by_user(users, values | {"shown": [float(bool(one.shown)) for one in outcomes]}))
+        found.append(by_user(users, values | {"shown": [float(bool(one.shown)) for one in outcomes], "hours": hours}))
     return found
 
 
@@ -60,8 +62,8 @@ def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> G
     """
     pins = dict(zip(names, sums(paired), strict=True))
 
-    def baselines(metric: str) -> Baselines:
-        ratios = {name: pin.per(metric) for name, pin in pins.items()}
+    def baselines(metric: str, unit: str = "requests") -> Baselines:
+        ratios = {name: pin.per(metric, unit) for name, pin in pins.items()}
         base, champion, everything = ratios["base_best"], ratios["champion"], ratios.get("champion_all")
         compared = compare(base, champion)
         learnt, decided = (compare(base, everything), compare(everything, champion)) if everything else (None, None)
@@ -75,7 +77,8 @@ def ground_row(paired: PairedRun, names: Sequence[str], temperature: float) -> G
             showing=decided and decided.difference,
         )
 
-    return GroundRow(**dict(baselines("accepted")), kept_characters=baselines("kept_characters"))
+    kept, saved = baselines("kept_characters"), baselines("saved_seconds", "hours")
+    return GroundRow(**dict(baselines("accepted")), kept_characters=kept, time_saved=saved)
 
 
 def exploration(requests: Sequence[Mapping[str, Any]], share: float) -> Exploration:

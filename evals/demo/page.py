@@ -81,7 +81,11 @@ def page(report: Report) -> str:
         grounds=words.GROUND_NAMES,
         acceptance=_acceptance(report),
         comparison=words.comparison_rows(report, served=served_apart(report)),
-        parts=[("accepted per request, points", later, 100.0), ("kept characters per request", later.kept_characters, 1.0)],
+        parts=[
+            ("accepted per request, points", later, 100.0),
+            ("kept characters per request", later.kept_characters, 1.0),
+            ("seconds saved per hour of writing", later.time_saved, 1.0),
+        ],
         interval=words.interval,
         exploration=words.exploration(report),
         tests=[(test, _arms(test), _drawn(test)) for test in report.experiments],

@@ -56,6 +56,8 @@ class GroundRow(Baselines):
 
     kept_characters: Baselines
     """The same of accepted characters that stay."""
+    time_saved: Baselines
+    """Seconds saved per hour of writing (infra/model/time_saved.py); each rate's n counts the hours."""
 
 
 class Exploration(Record):

@@ -46,6 +46,7 @@ def table(report: Report) -> Table:
         (f"accepted, {SHORT_NAMES[ground]}, %", values, 100.0) for ground, values in report.grounds.items()
     ]
     rows += [(f"kept characters, {SHORT_NAMES[ground]}", row.kept_characters, 1.0) for ground, row in report.grounds.items()]
+    rows += [(f"time saved, {SHORT_NAMES[ground]}, s/h", row.time_saved, 1.0) for ground, row in report.grounds.items()]
     for name, values, scale in rows:
         base, champion = (f"{rate.rate * scale:.2f}" for rate in (values.base_best, values.champion))
         found.add_row(name, base, champion, interval(values.difference, scale))
@@ -98,6 +99,7 @@ def comparison_rows(report: Report, *, served: bool) -> list[tuple[str, ...]]:
         for name, values, scale in (
             (f"accepted at the same places, {GROUND_NAMES[ground]}, %", of, 100.0),
             (f"kept characters at the same places, {GROUND_NAMES[ground]}", of.kept_characters, 1.0),
+            (f"seconds saved per hour of writing there, {GROUND_NAMES[ground]}", of.time_saved, 1.0),
         )
     ]
     others = (

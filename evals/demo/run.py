@@ -90,7 +90,13 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view, work)
         address = developers.stack_address(settings)
         people = developers.RunSettings(
-            address, options.users, options.seed, rate=options.rate, concurrency=options.concurrency, examples=EXAMPLES
+            address,
+            options.users,
+            options.seed,
+            rate=options.rate,
+            concurrency=options.concurrency,
+            quirks=developers.Quirks(people=developers.People()),
+            examples=EXAMPLES,
         )
         typists = replace(people, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))

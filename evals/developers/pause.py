@@ -7,6 +7,7 @@ from evals.developers import editor
 from evals.developers.draws import Draws, Editor
 from evals.developers.people import People, Sight, edit_of, kept_of, opinion_of, reading_seconds, seconds_saved
 from evals.developers.taste import Opinion, Taste, opinion_on
+from infra.model.time_saved import keystrokes
 from tasks.evaluation.positions import Position
 
 Kind = Literal["typed", "accepted", "rewritten", "pasted", "unfinished", "deleted"]
@@ -120,6 +121,11 @@ class Pause:
     settled: SettledTruth | None = None  # the settled text if no completion was accepted; None while it is unknown
     asked: float = 0.0  # seconds from the session's begin to the request, by the developer's clock; 0 at a position of a ground
     people: People | None = None  # what people do besides; None: the plain kind
+
+    @property
+    def keys(self) -> int:
+        """Keys of the lines that the developer writes here: from the beginning of the cursor's line."""
+        return keystrokes(self.prefix.rpartition("\n")[2].lstrip() + self.position.truth)
 
     def answer(self, generated: str) -> tuple[ExpectedOutcome, Choice | None]:
         """Return the expected outcome of a completion and the choice; None if the editor shows nothing."""

@@ -152,6 +152,7 @@ class Pair:
     user: str
     visit: int
     outcomes: tuple[ExpectedOutcome, ...]  # one for each pin, in the order of PairedRun.pins
+    keys: int  # of the lines that the developer writes there
     ids: tuple[str, ...] = ()  # the server's id of each completion
 
 
@@ -204,7 +205,7 @@ async def measure(
                 done += 1
                 if len(answered) == len(pins):
                     expected, ids = zip(*answered, strict=True)
-                    pairs.append(Pair(pause.developer.name, number, expected, ids))
+                    pairs.append(Pair(pause.developer.name, number, expected, pause.keys, ids))
                 if progress is not None:
                     progress(done)
 

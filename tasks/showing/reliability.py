@@ -18,7 +18,7 @@ class Bin(Record):
     chance: float
     """Their mean estimated chance."""
     kept: float
-    """Share of them that was kept."""
+    """Mean share of them that was kept."""
 
 
 class Reliability(Record):
@@ -37,7 +37,7 @@ class Reliability(Record):
 
 
 def reliability(chances: Sequence[float] | np.ndarray, kept: Sequence[float] | np.ndarray) -> Reliability:
-    """Return the reliability of chances [N] against the labels `kept` [N], 0 or 1 each; N at least 1."""
+    """Return the reliability of chances [N] against the shares that were kept [N], 0 to 1 each; N at least 1."""
     chance, label = np.asarray(chances, float), np.asarray(kept, float)
     if not len(chance) or len(chance) != len(label):
         raise ValueError(f"chances and labels: expected as many of both, at least one, got {len(chance)} and {len(label)}")

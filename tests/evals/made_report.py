@@ -63,7 +63,8 @@ def baselines(base: float, champion: float) -> Baselines:
 
 
 def ground(base: float, champion: float) -> GroundRow:
-    return GroundRow(**baselines(base, champion).model_dump(), kept_characters=baselines(4 * base, 4 * champion))
+    kept, saved = baselines(4 * base, 4 * champion), baselines(60 * base, 60 * champion)
+    return GroundRow(**baselines(base, champion).model_dump(), kept_characters=kept, time_saved=saved)
 
 
 def cycle(number: int, verdict: str) -> CycleRow:

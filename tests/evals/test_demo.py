@@ -30,9 +30,9 @@ from tests.tasks.made import NOW, MemoryStore, completion
 
 def _paired(outcomes: list[tuple[str, bool, bool]]) -> PairedRun:
     def outcome(accepted: bool) -> ExpectedOutcome:
-        return ExpectedOutcome(float(accepted), "x = 1", kept=3)
+        return ExpectedOutcome(float(accepted), "x = 1", kept=3, saved=2.0, reading=0.5)
 
-    pairs = tuple(Pair(user, i, (outcome(a), outcome(b))) for i, (user, a, b) in enumerate(outcomes))
+    pairs = tuple(Pair(user, i, (outcome(a), outcome(b)), 25) for i, (user, a, b) in enumerate(outcomes))
     return PairedRun((Pin("1"), Pin("2")), pairs, (Tally(), Tally()), 0)
 
 
@@ -98,7 +98,9 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
     low = 0.01
     rows = {"later": (later, kept), "new": (new, new_kept), "seen": (BETTER, BETTER)}
     grounds = {
-        ground: GroundRow.model_validate(_baselines(*accepted) | {"kept_characters": _baselines(*characters)})
+        ground: GroundRow.model_validate(
+            _baselines(*accepted) | {"kept_characters": _baselines(*characters), "time_saved": _baselines(*WORSE)}
+        )
         for ground, (accepted, characters) in rows.items()
     }
     sums = Measures(requests=10, shown=8, accepted=2, kept_characters=30, completed_characters=30, typed_characters=90)
@@ -136,6 +138,8 @@ def test_grounds_compare_with_the_base_at_its_best() -> None:
     row = comparison.ground_row(paired, ["base_best", "champion"], 0.1)
     assert (row.base_best.temperature, row.base_best.rate, row.base_served.rate, row.champion.rate) == (0.1, 0.25, 0.25, 0.5)
     assert row.kept_characters.champion.rate == 1.5
+    # 100 keys of 0.2 s are written. Of the champion's four texts, two save 2 s each; reading costs 0.5 s each.
+    assert row.time_saved.champion.rate == pytest.approx((2 * 2.0 - 4 * 0.5) / (100 * 0.2 / 3600))
     assert row.difference.estimate == 0.25
     assert row.champion_all is None and row.learning is None
 
@@ -144,7 +148,7 @@ def test_the_gain_divides_into_what_was_learnt_and_what_is_decided() -> None:
     names = ["base_best", "champion", "base_served", "champion_all"]
     rows = [("a", (0, 1, 0, 1)), ("a", (0, 1, 0, 0)), ("b", (1, 1, 0, 1)), ("b", (0, 0, 0, 0))]
     pairs = tuple(
-        Pair(user, number, tuple(ExpectedOutcome(float(accepted), "x = 1", kept=3) for accepted in outcomes))
+        Pair(user, number, tuple(ExpectedOutcome(float(accepted), "x = 1", kept=3) for accepted in outcomes), 25)
         for number, (user, outcomes) in enumerate(rows)
     )
     row = comparison.ground_row(PairedRun((Pin(),) * 4, pairs, (Tally(),) * 4, 0), names, 0.1)
@@ -189,13 +193,13 @@ def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
     found = closing.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
     assert found == {str(n): 0.9 if n % 2 else 0.1 for n in range(8)}
     pairs = tuple(
-        Pair("u", n, (ExpectedOutcome(0.0, ""), ExpectedOutcome(0.0, "foo", kept=3 if n % 2 else 1)), ("", str(n)))
+        Pair("u", n, (ExpectedOutcome(0.0, ""), ExpectedOutcome(0.9, "four", kept=4 if n % 2 else 1)), 4, ("", str(n)))
         for n in range(9)
     )
     run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
     calibrated = closing.calibration(store, NOW - 10, run, lambda: NOW + 1)
-    assert calibrated and calibrated.error == pytest.approx(0.1)
-    assert [(bin.count, bin.kept) for bin in calibrated.bins] == [(4, 0.0), (4, 1.0)]
+    assert calibrated and calibrated.error == pytest.approx((0.225 - 0.1) / 2)
+    assert [(bin.count, bin.kept) for bin in calibrated.bins] == [(4, pytest.approx(0.225)), (4, pytest.approx(0.9))]
     assert closing.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
 
 
@@ -205,7 +209,7 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= report_json.keys()
     assert report_json["grounds"].keys() == {"later", "new", "seen"}
     for ground in report_json["grounds"].values():
-        for row in (ground, ground["kept_characters"]):
+        for row in (ground, ground["kept_characters"], ground["time_saved"]):
             assert row["base_best"].keys() == {"rate", "low", "high", "n", "temperature"}
             assert row["base_served"].keys() == row["champion"].keys() == {"rate", "low", "high", "n"}
             assert row["difference"].keys() == {"estimate", "low", "high"}

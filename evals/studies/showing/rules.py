@@ -14,7 +14,7 @@ from evals.compare.gains import Sums
 from evals.developers import Pause
 from infra.model.past_acceptance import PastAcceptance
 from infra.model.showing import Decision, Place, decide
-from infra.model.time_saved import HOUR, KEY_SECONDS, keystrokes
+from infra.model.time_saved import HOUR, KEY_SECONDS
 from infra.records import ShowLevel
 from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.labels import Compared, LabelledCompletion, kept_up_to
@@ -80,17 +80,12 @@ class CompletedPauses:
             judged = [pause.answer(text[:end])[0] for end in completion.ends]
             rows = [(o.accepted, o.kept_characters, bool(o.shown), o.edit_characters, o.reading, o.saved_seconds) for o in judged]
             columns.append(np.array(rows, float))
-        return TokenOutcomes([pause.developer.name for pause in self.pauses], columns, list(map(keys_of, self.pauses)))
+        return TokenOutcomes([pause.developer.name for pause in self.pauses], columns, [pause.keys for pause in self.pauses])
 
     def decisions(self, chances: Sequence[np.ndarray], price: float, max_tokens: int) -> list[Decision]:
         """Return the decision on each completion at a price, by the chances of its beginnings [T] each."""
         completions = zip(chances, self.completions, self.texts, strict=True)
         return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]
-
-
-def keys_of(pause: Pause) -> int:
-    """Return the keys of the lines that a developer writes at a place: from the beginning of the cursor's line."""
-    return keystrokes(pause.prefix.rpartition("\n")[2].lstrip() + pause.position.truth)
 
 
 def completed(
