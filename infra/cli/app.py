@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -98,6 +98,9 @@ def show_version(wanted: bool) -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+DeveloperKind = Annotated[
+    Literal["plain", "people"], typer.Option(help="people also edit near misses, take alternatives, explore and tire")
+]
 Project = Annotated[str, typer.Option(help="project with a champion of its own (default: the common loop)", show_default=False)]
 """Option of a command that can print JSON."""
 SettingsFile = Annotated[

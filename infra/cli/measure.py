@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from infra.cli import errors
-from infra.cli.app import MEASURE, Json, app, command, make, use_demo_settings
+from infra.cli.app import MEASURE, DeveloperKind, Json, app, command, make, use_demo_settings
 
 Seed = Annotated[int, typer.Option(help="seed of all draws")]
 Users = Annotated[int, typer.Option(help="number of simulated developers")]
@@ -124,9 +124,7 @@ def developers(
         float,
         typer.Option(parser=share, metavar="SHARE", help="share of developers whose editor, like Zed, reports nothing"),
     ] = 0.25,
-    kind: Annotated[
-        Literal["plain", "people"], typer.Option(help="people also edit near misses, take alternatives, explore and tire")
-    ] = "plain",
+    kind: DeveloperKind = "plain",
     first_visit: Annotated[int, typer.Option(help="number of the first session; continues an earlier run of this seed")] = 0,
     version: Annotated[
         str, typer.Option(metavar="PIN", help="request this version (X-Tabloop-Version); needs the role versions")

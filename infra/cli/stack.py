@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from infra.cli import errors
-from infra.cli.app import PROJECT, STACK, Json, SettingsFile, command, print_json, use_demo_settings, use_settings
+from infra.cli.app import PROJECT, STACK, DeveloperKind, Json, SettingsFile, command, print_json, use_demo_settings, use_settings
 
 MODEL = "TABLOOP_MODEL__BASE"
 """Environment variable of the setting model.base; `up` remembers it as it remembers all of them."""
@@ -155,6 +155,7 @@ def demo(
     visits: Annotated[int, typer.Option(help="positions of the closing comparison in later code")] = 4000,
     rate: Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
     concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
+    kind: DeveloperKind = "plain",
     adapters: Annotated[
         bool, typer.Option("--adapters", help="versions are adapters of the base, which one engine serves; slower on a CPU")
     ] = False,
@@ -168,7 +169,7 @@ def demo(
     use_demo_settings("demo-adapters.toml" if adapters else "demo.toml")
     from evals.demo.run import Options, run
 
-    return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency))
+    return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency, kind))
 
 
 @command(STACK)
