@@ -215,7 +215,8 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
             yield from of_test(days, found)
         joined = in_new_process(measure_join, root, min(WEEK, sizes[-1]))
         part.advance()
-        yield from workers.run(root, bench.quick)
+        if not bench.quick:  # of few requests, sending them to workers is too large a part
+            yield from workers.run(root)
         part.advance()
     for name in ("gets", "cpu", "bytes"):
         growth = [twice["later"][name] / max(once["later"][name], 1e-9) for once, twice in pairwise(later.values())]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from evals.bench.figures import Figure, Size, figure
+from evals.bench.figures import Figure, figure
 from evals.bench.join import BEGIN, HOUR, FolderStore, make
 from evals.bench.rigs.servers import Server, free_ports, in_new_process, is_listening
 from infra.settings.schema import Collect
@@ -23,16 +23,16 @@ from tasks.labels.partitions import Partition, plan_window
 from tasks.labels.pipeline import JoinedPartition
 from tasks.labels.window import Window
 
-REQUESTS, HOURS, WORKERS = Size(full=96_000, quick=8_000), 8, 2
+REQUESTS, HOURS, WORKERS = 96_000, 8, 2
 """Requests of the window, no more than threads join, and its hours, each a partition."""
 TARGET = 1.7
 """Times as fast as in the flow's own process."""
 START_SECONDS = 120
 
 
-def run(root: Path, quick: bool) -> Iterator[Figure]:
-    """Join a window in the flow's process and on two workers, each time by a flow of its own."""
-    made = make(FolderStore(root / "window"), REQUESTS.of(quick) // HOURS, range(HOURS))
+def run(root: Path, requests: int = REQUESTS) -> Iterator[Figure]:
+    """Join a window of so many requests in the flow's process and on two workers, each time by a flow of its own."""
+    made = make(FolderStore(root / "window"), requests // HOURS, range(HOURS))
     assert made <= apart.LEAST_APART, "threads join the window"
     flow = in_new_process(in_flow, root / "window")
     with cluster(root) as (address, pids):
@@ -41,8 +41,7 @@ def run(root: Path, quick: bool) -> Iterator[Figure]:
     for name, found in (("flow", flow), ("workers", workers)):
         yield figure(f"scale.join_by_{name}", found["wall"], f"s for {found['requests']:.0f} requests")
         yield figure(f"scale.join_by_{name}_cpu", found["cpu"], "s of CPU")
-    least = None if quick else TARGET  # of few requests, sending them is too large a part
-    yield figure("scale.workers_over_flow", flow["wall"] / workers["wall"], "times as fast as in the flow", least=least)
+    yield figure("scale.workers_over_flow", flow["wall"] / workers["wall"], "times as fast as in the flow", least=TARGET)
     yield figure("scale.join_by_workers_longest", workers["longest"], "s of CPU of the flow and its busiest worker")
 
 
