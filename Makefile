@@ -56,7 +56,7 @@ test: $(STAMP) ## run the tests, including those that start the stack (ARGS="-m 
 test-long: $(STAMP) ## run the tests that `make test` leaves out, each for the reason of its mark `long`
 	$(PY) -m pytest -n 2 --no-loadscope-reorder --long $(ARGS)
 
-coverage: $(STAMP) ## run the tests without servers, and print their coverage
+coverage: $(STAMP) ## run the tests without servers, and check their coverage
 	$(PY) -m pytest -n 2 --no-loadscope-reorder -m "not stack" --cov $(ARGS)
 
 check: $(STAMP) ## check lint, format, types, spelling and layering
