@@ -118,7 +118,7 @@ def answered(generated: str, settled: str, verdict: bool | None) -> LabelledComp
 
 RIGHT, NEAR, WRONG = (
     ("total = add(left, right)",) * 2,
-    ("total = add(left, rigth)", "total = add(left, right)"),
+    ("total = add(left, light)", "total = add(left, right)"),
     ("import os", "x = 1"),
 )
 
