@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 
@@ -55,7 +54,7 @@ class Options:
     visits: int = 4000  # positions of the closing comparison in later code
     rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only
     concurrency: int = 96  # developers who type at the same time
-    kind: Literal["plain", "people"] = "plain"  # of the developers
+    kind: developers.DeveloperKind = "plain"
 
 
 def run(options: Options) -> int:
@@ -97,7 +96,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             options.seed,
             rate=options.rate,
             concurrency=options.concurrency,
-            quirks=developers.Quirks(people=developers.People() if options.kind == "people" else None),
+            quirks=developers.KINDS[options.kind],
             examples=EXAMPLES,
         )
         typists = replace(people, first_visit=VISITS_APART * len(before.outcomes))

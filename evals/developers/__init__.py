@@ -4,7 +4,7 @@
 `Schedule` gives both sequences of pauses without a server.
 """
 
-from evals.developers.draws import Quirks
+from evals.developers.draws import KINDS, DeveloperKind, Quirks
 from evals.developers.grounds import GROUNDS, Ground, code_from
 from evals.developers.live_session import Decision
 from evals.developers.pause import Developer, ExpectedOutcome, Pause, SettledTruth
@@ -17,4 +17,4 @@ from evals.developers.transport import Address, simulation_token, stack_address
 
 __all__ = ["Decision", "Developer", "ExpectedOutcome", "Ground", "Pause", "People", "Quirks", "Schedule", "SettledTruth"]
 __all__ += ["Address", "Counts", "Example", "Pair", "PairedRun", "Pin", "RunSettings", "Tally"]
-__all__ += ["GROUNDS", "code_from", "measure", "run", "simulation_token", "stack_address"]
+__all__ += ["GROUNDS", "KINDS", "DeveloperKind", "code_from", "measure", "run", "simulation_token", "stack_address"]

@@ -6,6 +6,7 @@ at another position, so two models meet the same developers with the same chance
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -56,6 +57,11 @@ class Quirks:
     def digest(self) -> str:
         """Name of these rates, for reports: 12 hexadecimal digits."""
         return digest(self)
+
+
+DeveloperKind = Literal["people", "plain"]
+KINDS: Mapping[DeveloperKind, Quirks] = {"people": Quirks(people=People()), "plain": Quirks()}
+"""Rates of the kinds of developers."""
 
 
 @dataclass(frozen=True)

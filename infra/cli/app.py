@@ -98,11 +98,11 @@ def show_version(wanted: bool) -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+"""Option of a command that can print JSON."""
 DeveloperKind = Annotated[
     Literal["plain", "people"], typer.Option(help="people also edit near misses, take alternatives, explore and tire")
 ]
 Project = Annotated[str, typer.Option(help="project with a champion of its own (default: the common loop)", show_default=False)]
-"""Option of a command that can print JSON."""
 SettingsFile = Annotated[
     str,
     typer.Option("--settings", metavar="FILE", help="settings file, or the name of one in infra/settings", show_default=False),

@@ -133,7 +133,9 @@ def developers(
     decisions: Annotated[Path | None, typer.Option(help="JSON-lines file for every decision with the real text")] = None,
 ) -> int:
     """Run simulated developers against any server; 1 if no request is answered."""
-    from evals.developers import Address, People, Quirks, RunSettings, any_server
+    from dataclasses import replace
+
+    from evals.developers import KINDS, Address, RunSettings, any_server
     from infra import settings
 
     loaded = settings.load()
@@ -155,7 +157,7 @@ def developers(
         rate=rate,
         concurrency=concurrency,
         first_visit=first_visit,
-        quirks=Quirks(silent_editors=silent, people=People() if kind == "people" else None),
+        quirks=replace(KINDS[kind], silent_editors=silent),
     )
     return errors.DONE if any_server.run_and_report(options, code or (), report, decisions) else errors.NO
 

@@ -18,15 +18,12 @@ from rich.console import Console
 
 from evals.bench import figures as benches
 from evals.bench.figures import FOLDER, Figure, Size, reported, write
-from evals.developers import People, Quirks, Schedule, code_from
+from evals.developers import KINDS, DeveloperKind, Schedule, code_from
 from evals.progress import Progress
-from evals.studies.recipes.cells import Bench, Kind, Parts, Paused, Sizes
+from evals.studies.recipes.cells import Bench, Parts, Paused, Sizes
 from evals.studies.recipes.gains import JUDGED, OUTCOMES, SHIPPED, WRITTEN, Gain, Runs, difference, figures
 from evals.studies.recipes.samples import RECIPES
 from infra.settings import Settings
-
-QUIRKS: Mapping[Kind, Quirks] = {"people": Quirks(people=People()), "plain": Quirks()}
-"""Rates of the developers."""
 
 
 def counts(text: str) -> list[int]:
@@ -44,11 +41,11 @@ def counts(text: str) -> list[int]:
     return found
 
 
-def kinds_of(names: Sequence[str]) -> tuple[Kind, ...]:
+def kinds_of(names: Sequence[str]) -> tuple[DeveloperKind, ...]:
     """Return kinds of developers by name. Raises ValueError where one is unknown."""
-    if unknown := [name for name in names if name not in QUIRKS]:
-        raise ValueError(f"unknown kind {', '.join(unknown)}; choose from {', '.join(QUIRKS)}")
-    return tuple(kind for kind in QUIRKS if kind in names)
+    if unknown := [name for name in names if name not in KINDS]:
+        raise ValueError(f"unknown kind {', '.join(unknown)}; choose from {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in names)
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Options:
     places: int | None = None  # positions of later code; half on new files
     minutes: float = math.inf  # begin no part after so many minutes and stop; the next call goes on
     quick: bool = False  # a small size: wider intervals, written to var/bench/quick
-    kinds: Sequence[Kind] = ()  # of developers
+    kinds: Sequence[DeveloperKind] = ()  # of developers
     cycles: int = 0  # updates in a row, of `update` requests each, with a comparison after each; 0: those of `interactions`
 
 
@@ -71,7 +68,7 @@ class Options:
 class Cell:
     """A run of the study."""
 
-    kind: Kind
+    kind: DeveloperKind
     recipe: str
     seed: int
 
@@ -134,10 +131,10 @@ def compare(settings: Settings, options: Options, progress: Progress) -> list[Fi
     assert places
     sizes, code = Sizes(options.users, interactions, options.update, places), code_from()
     schedules = {
-        (kind, seed): Schedule(options.users, seed, code, QUIRKS[kind])
+        (kind, seed): Schedule(options.users, seed, code, KINDS[kind])
         for kind, seed in dict.fromkeys((one.kind, one.seed) for one in cells)
     }
-    runs = {kind: defaultdict[str, dict[int, list[Gain]]](dict) for kind in QUIRKS}
+    runs = {kind: defaultdict[str, dict[int, list[Gain]]](dict) for kind in KINDS}
     with progress.part("recipes: runs", len(cells)) as part:
         parts = Parts(60 * options.minutes, lambda what: part.rename(f"recipes: {what}; runs"))
         for done, one in enumerate(cells, 1):
@@ -154,9 +151,9 @@ def compare(settings: Settings, options: Options, progress: Progress) -> list[Fi
     return all_figures(runs)
 
 
-def all_figures(runs: Mapping[Kind, Runs]) -> list[Figure]:
+def all_figures(runs: Mapping[DeveloperKind, Runs]) -> list[Figure]:
     """Return the figures of both kinds of developers, named by their rates' digest."""
-    return [row for kind, found in runs.items() if found for row in figures(found, f"{kind} {QUIRKS[kind].digest}")]
+    return [row for kind, found in runs.items() if found for row in figures(found, f"{kind} {KINDS[kind].digest}")]
 
 
 def summary(found: Sequence[Gain]) -> str:

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from evals.base_model import update
 from evals.compare.gains import Sums
-from evals.developers import Schedule
+from evals.developers import DeveloperKind, Schedule
 from evals.developers.grounds import GROUNDS, Ground
 from evals.developers.tally import Counts
 from evals.studies.recipes.drift import Drift, accepted_quality, own_share, standing_share
@@ -54,8 +54,6 @@ COSTS = "costs.json"
 """Name of the file of an update's costs."""
 DRIFT = {"quality": "0 to 1", "variety": "distinct texts per shown text", "length": "characters", "agreement": "0 to 1"}
 """Units of the probe."""
-Kind = Literal["people", "plain"]
-"""people: a closed loop; plain: developers who accept nothing, in an open stream."""
 Costs = dict[str, tuple[float, str]]
 """Figures by name, with their units."""
 FITTED: Ground = "later"
@@ -134,7 +132,7 @@ class Lived:
 class Bench:
     """The runs of one seed."""
 
-    kind: Kind
+    kind: DeveloperKind  # people: a closed loop; plain: developers who accept nothing, in an open stream
     seed: int
     sizes: Sizes
     schedule: Schedule

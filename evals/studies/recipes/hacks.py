@@ -15,11 +15,10 @@ import numpy as np
 from rich.console import Console
 
 from evals.bench.figures import FOLDER, Figure, Size, bound, figure, reported, write
-from evals.developers import Schedule, code_from
+from evals.developers import KINDS, Schedule, code_from
 from evals.developers.plausible import LINES_ABOVE
 from evals.progress import Progress
 from evals.studies.gate import trained
-from evals.studies.recipes.bench import QUIRKS
 from evals.studies.recipes.cells import Bench, Parts, Paused, Serving, Sizes
 from evals.studies.recipes.gains import BETTER, OUTCOMES, SHIPPED, Gain, difference
 from evals.studies.recipes.samples import RECIPES
@@ -101,7 +100,7 @@ def study(settings: Settings, minutes: float, quick: bool) -> int:
     with Progress(Console()) as progress:
         parts = Parts(60 * minutes, progress.say)
         try:
-            named = (replace(row, name=f"people {QUIRKS['people'].digest} {row.name}") for row in run(settings, options, parts))
+            named = (replace(row, name=f"people {KINDS['people'].digest} {row.name}") for row in run(settings, options, parts))
             found = reported(named, progress, quick=quick)
         except Paused:
             progress.say("parts are missing; the same command goes on")
@@ -112,7 +111,7 @@ def study(settings: Settings, minutes: float, quick: bool) -> int:
 def run(settings: Settings, options: Options, parts: Parts) -> Iterator[Figure]:
     """Yield the figures of each habit. Raises Paused where the time is over."""
     sizes = Sizes(options.users, bounds(options), options.update, options.places)
-    schedule = Schedule(options.users, options.seed, code_from(), QUIRKS["people"])
+    schedule = Schedule(options.users, options.seed, code_from(), KINDS["people"])
     bench = Bench("people", options.seed, sizes, schedule, settings, FOLDER / "recipes", parts)
     planted = {name: plant(name, bench) for name in options.hacks}
     verdicts = gated(planted, settings)

@@ -12,7 +12,7 @@ import pytest
 
 from evals.base_model import update
 from evals.compare.gains import Sums, by_user
-from evals.developers import Schedule, code_from
+from evals.developers import KINDS, Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
 from evals.studies.recipes import cells, samples
 from evals.studies.recipes.bench import Cell, Options, plan
@@ -295,7 +295,7 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
 @pytest.mark.long(reason="a whole small study, with two updates")
 @pytest.mark.stack
 def test_a_recipe_trains_in_a_closed_loop_and_is_compared(settings: Settings, tmp_path: Path) -> None:
-    schedule = Schedule(20, 0, code_from(), bench_recipes.QUIRKS["people"])
+    schedule = Schedule(20, 0, code_from(), KINDS["people"])
     bench = Bench("people", 0, Sizes(20, (32, 64), 32, 8), schedule, settings, tmp_path, Parts(math.inf, print))
     found = bench.gains("written_served")
     for gain in found:
