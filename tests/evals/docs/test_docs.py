@@ -1,6 +1,7 @@
 """The documentation: generated pages are complete, no link is dead, and MkDocs builds it strictly, to be read offline."""
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -138,6 +139,8 @@ def test_the_page_of_capacity_is_what_the_command_prints(
     pages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "defaults.toml").write_text("")
+    for name in [name for name in os.environ if name.startswith("TABLOOP_")]:
+        monkeypatch.delenv(name)  # settings of other tests' servers, which override a file
     monkeypatch.setenv("TABLOOP_SETTINGS", str(tmp_path / "defaults.toml"))
     page = pages["operate/capacity.md"]
     cells = [line.strip("| ").split(" | ") for line in page.partition("\n## ")[0].splitlines() if line.startswith("| ")]
