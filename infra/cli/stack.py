@@ -58,7 +58,7 @@ def restart(
 
 @command(STACK)
 def status(as_json: Json = False) -> int:
-    """Show every part's state and log, what of the loop hangs, and login links; 3 if a part is not ready."""
+    """Show every part's state and log, what of each loop hangs, and login links; 3 if a part is not ready."""
     import time
 
     from infra import settings
@@ -67,7 +67,7 @@ def status(as_json: Json = False) -> int:
     loaded, rows = settings.load(), control.status()
     not_ready = [row.part for row in rows if not row.ready]
     down = len(not_ready) == len(rows)
-    signs = [] if down else health.signs(loaded, time.time())
+    signs = {} if down else health.signs(loaded, time.time())
     changes = started.changes(settings.path(loaded.stack.state), loaded)
     if as_json:
         parts = [
@@ -82,7 +82,11 @@ def status(as_json: Json = False) -> int:
             }
             for r in rows
         ]
-        loop = [{"name": sign.name, "text": sign.text, "ok": sign.ok} for sign in signs]
+        loop = [
+            {"project": project, "name": sign.name, "text": sign.text, "ok": sign.ok}
+            for project, found in signs.items()
+            for sign in found
+        ]
         print_json({"parts": parts, "loop": loop, "changed settings": [change.key for change in changes]})
         return errors.NOT_READY if not_ready else errors.DONE
     print(f"{'part':<10} {'state':<9} {'ready':<6} {'pid':>7} {'up':>8}  address / log")
@@ -92,9 +96,10 @@ def status(as_json: Json = False) -> int:
     if down:
         print("\nthe stack is down; `tabloop up` starts it")
         return errors.NOT_READY
-    print()
-    for sign in signs:
-        print(f"{sign.name:<10} {'' if sign.ok else '! '}{sign.text}")
+    for project, found in signs.items():
+        print(f"\nthe loop of project {project}:" if project else "")
+        for sign in found:
+            print(f"{sign.name:<10} {'' if sign.ok else '! '}{sign.text}")
     if changes:
         print(f"settings   ! {len(changes)} differ from those of the running parts: `tabloop settings diff`")
     if not_ready:

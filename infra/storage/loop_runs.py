@@ -27,6 +27,8 @@ WAITING_SECONDS = 60.0
 """Longest time for which an event waits in the spool while the object store answers."""
 SLOW_SECONDS = 2.0
 """An answer of Prefect's server after this time is slow."""
+OF_EACH_LOOP = ("watch", "cycle")
+"""Signs that a project's loop has of its own; schedules, spool and Prefect's server are the same for all loops."""
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,10 @@ class SpoolState:
 
 @dataclass(frozen=True)
 class SlotState:
-    """One slot at a scrape."""
+    """One slot of a loop at a scrape."""
 
+    project: str
+    """Empty: the common loop."""
     slot: int
     version: str
     """Empty while the engine does not answer."""
@@ -161,7 +163,7 @@ class Metrics:
         self._spool_segments = gauge("tabloop_spool_segments", "Segments that wait for the object store")
         self._set_aside = gauge("tabloop_spool_set_aside", "Segments that could not be shipped whole, in bad/")
         self._spool_age = gauge("tabloop_spool_oldest_seconds", "Age of the oldest segment")
-        self._slot = gauge("tabloop_slot_up", "1 if the slot takes traffic", ("slot", "version", "role"))
+        self._slot = gauge("tabloop_slot_up", "1 if a slot of a loop takes traffic", ("project", "slot", "version", "role"))
         self._loop = gauge(
             "tabloop_loop_ok", "1 if a part of a loop is as it should be, as on the status page", ("project", "sign")
         )
@@ -308,7 +310,7 @@ class Metrics:
         self._set_aside.set(spool.set_aside)
         self._slot.clear()
         for slot in slots:
-            self._slot.labels(slot.slot, slot.version, slot.role).set(float(slot.up))
+            self._slot.labels(slot.project, slot.slot, slot.version, slot.role).set(float(slot.up))
         return generate_latest(self.registry)
 
 

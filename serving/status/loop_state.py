@@ -7,9 +7,6 @@ from infra.storage.loop_runs import Sign
 from serving.metrics.loop import LoopState, TestState
 from serving.status.data import StatusData, newest_looks, shown_looks
 
-OF_EACH_LOOP = ("watch", "cycle")
-"""Signs that a project's loop has of its own; schedules, spool and Prefect's server are the same for all loops."""
-
 
 def signs(data: StatusData, now: float, backlog: float | None = None) -> list[Sign]:
     """Return the signs of a loop with those that are the same for all; `backlog` as in loop_runs.signs."""
@@ -19,7 +16,7 @@ def signs(data: StatusData, now: float, backlog: float | None = None) -> list[Si
 
 def own_signs(data: StatusData, now: float) -> dict[str, bool]:
     """Return whether each part of a loop is as it should be; of a project's, the parts of its own alone."""
-    return {sign.name: sign.ok for sign in signs(data, now) if data.common is None or sign.name in OF_EACH_LOOP}
+    return {sign.name: sign.ok for sign in signs(data, now) if data.common is None or sign.name in loop_runs.OF_EACH_LOOP}
 
 
 def loop_state(data: StatusData, running: ExperimentRecord | None, beside: ExperimentRecord | None, now: float) -> LoopState:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import re
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
         shown.measured({p: loop.data.cycles[0].manifest.measures for p, loop in loops.items() if loop.data.cycles})
         shown.looped({p: own_signs(loop.data, now) for p, loop in loops.items()})
         shown.loop.states = {p: loop_state(loop.data, loop.arms.experiment, loop.arms.beside, now) for p, loop in loops.items()}
-        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, sources.arms), headers=headers)
+        arms = {project: loop.arms for project, loop in loops.items()}
+        return PlainTextResponse(metrics_text(sources.metrics, sources.spool, arms), headers=headers)
 
     @app.get("/admin/status", responses=answers(STATUS), openapi_extra=SECURITY)
     async def status(request: Request, project: str = "") -> Response:
@@ -90,7 +92,7 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
         await sources.measure()
         return JSONResponse(sources.status(loop, credential), headers=headers)
 
-    add_verdict(app, sources.access, sources.arms, sources.data)
+    add_verdict(app, sources)
     add_moves_by_hand(app, sources)
 
 
@@ -179,12 +181,15 @@ def _hashes(parts: list[str]) -> str:
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'" for part in parts)
 
 
-def metrics_text(metrics: Metrics, spool: Spool, arms: Arms) -> bytes:
-    """Return Prometheus' exposition, with the spool as last measured and the slots as they are."""
-    roles = roles_of(arms)
+def metrics_text(metrics: Metrics, spool: Spool, loops: Mapping[str, Arms]) -> bytes:
+    """Return Prometheus' exposition, with the spool as last measured and the slots of each loop, by project, as they are."""
     spool_state = SpoolState(spool.bytes, spool.segments, spool.oldest, spool.max_bytes, spool.set_aside)
-    slot_states = [SlotState(slot.index, slot.version or "", roles.get(slot.index, "idle"), slot.up) for slot in arms.slots]
-    return metrics.text(spool_state, slot_states)
+    return metrics.text(spool_state, [state for project, arms in loops.items() for state in _slot_states(project, arms)])
+
+
+def _slot_states(project: str, arms: Arms) -> list[SlotState]:
+    roles = roles_of(arms)
+    return [SlotState(project, slot.index, slot.version or "", roles.get(slot.index, "idle"), slot.up) for slot in arms.slots]
 
 
 def readiness(is_ready: bool) -> Response:

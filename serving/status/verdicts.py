@@ -10,11 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from infra.records import ExperimentRecord, Verdict, VerdictName
-from serving.access import Access
 from serving.gateway.generation import Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, Schema, answer_schema, answers, optional
-from serving.slots.arms import Arms
 from serving.status.data import StatusData, decision_of
+from serving.status.sources import StatusSources
 
 NUMBER: Schema = {"type": "number"}
 COUNTS: Schema = {"type": "object", "additionalProperties": {"type": "integer"}}
@@ -35,31 +34,32 @@ FIELDS: dict[str, Schema] = {
 MEASUREMENT = answer_schema(("data",), data=answer_schema(tuple(FIELDS), **FIELDS))
 
 
-def add_verdict(app: FastAPI, access: Access, arms: Arms, data: StatusData) -> None:
+def add_verdict(app: FastAPI, sources: StatusSources) -> None:
     """Add the routes of the verdict. They change nothing, so that a password may replace the token in a header."""
 
-    async def measured(request: Request) -> dict[str, Any]:
-        await access.check(request.headers, "metrics", password=True)
-        await data.refresh(arms.experiment)
-        if problem := data.problems.get("versions"):
+    async def measured(request: Request, project: str) -> dict[str, Any]:
+        credential = await sources.access.check(request.headers, "metrics", password=True)
+        loop = sources.loop(project, credential)
+        await loop.refresh()
+        if problem := loop.data.problems.get("versions"):
             raise Unavailable(f"the registry does not answer, so the verdict is unknown: {problem}")
-        return measurement(arms.experiment, data)
+        return measurement(loop.arms.experiment, loop.data)
 
     @app.get("/admin/verdict", responses=answers(MEASUREMENT), openapi_extra=SECURITY)
-    async def verdict(request: Request) -> Response:
-        return JSONResponse({"data": await measured(request)})
+    async def verdict(request: Request, project: str = "") -> Response:
+        return JSONResponse({"data": await measured(request, project)})
 
-    async def confirm(request: Request, expected: VerdictName) -> Response:
-        found = await measured(request)
+    async def confirm(request: Request, project: str, expected: VerdictName) -> Response:
+        found = await measured(request, project)
         return JSONResponse({"data": found}, 200 if found["verdict"] == expected else 409)
 
     @app.post("/admin/verdict/promote", responses=answers(MEASUREMENT, 200, 409), openapi_extra=SECURITY)
-    async def confirm_promotion(request: Request) -> Response:
-        return await confirm(request, "promote")
+    async def confirm_promotion(request: Request, project: str = "") -> Response:
+        return await confirm(request, project, "promote")
 
     @app.post("/admin/verdict/reject", responses=answers(MEASUREMENT, 200, 409), openapi_extra=SECURITY)
-    async def confirm_rejection(request: Request) -> Response:
-        return await confirm(request, "reject")
+    async def confirm_rejection(request: Request, project: str = "") -> Response:
+        return await confirm(request, project, "reject")
 
 
 def measurement(running: ExperimentRecord | None, data: StatusData) -> dict[str, Any]:

@@ -425,7 +425,7 @@ class House:
 
     def metrics_text(self) -> bytes:
         """Return Prometheus' exposition without a request."""
-        return metrics_text(self.metrics, self.spool, self.arms)
+        return metrics_text(self.metrics, self.spool, {"": self.arms})
 
     async def ship(self) -> bool:
         """Close and ship all segments; return whether none is left."""

@@ -21,6 +21,7 @@ ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in yaml.safe_l
 OF_VLLM = {"vllm:num_requests_waiting"}
 """Names of vLLM's metrics, which a test of a real engine finds (tests/serving/engine/test_adapters.py)."""
 CHAMPION = 'tabloop_slot_up{role="champion",slot="0",version="1",instance="a"}'
+OF_WEB = CHAMPION.replace("{", '{project="web",')
 BACKUP = "tabloop_backup_timestamp_seconds"
 SERVES = {CHAMPION: "1+0x200", BACKUP: "0+0x200"}
 """Without them other alerts fire too."""
@@ -36,6 +37,7 @@ CERTIFICATE = 'tabloop_certificate_expires_timestamp_seconds{server="registry"}'
 TOKEN = 'tabloop_token_expires_timestamp_seconds{server="slot-1"}'
 SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "NoEngineForTheChampion": ({CHAMPION: "1+0x5 0+0x195"}, SERVES),
+    "NoEngineForAProject": ({OF_WEB: "0+0x200"}, {OF_WEB: "1+0x200"}),
     "RequestsFail": ({REFUSED: "0+10x200", SERVED: "0+100x200"}, {REFUSED: "0+1x200", SERVED: "0+100x200"}),
     "RequestsFailSlowly": ({REFUSED: "0+5x200", SERVED: "0+100x200"}, {REFUSED: "0+2x200", SERVED: "0+100x200"}),
     "FirstTokenSlow": (
@@ -157,6 +159,7 @@ def _labels(name: str, series: dict[str, str]) -> list[dict[str, str]]:
     """Return the labels of the series that an alert has, which keeps those that its expression does not aggregate away."""
     kept = {
         "NoEngineForTheChampion": ("instance",),
+        "NoEngineForAProject": ("instance",),
         "RequestsWaitForTheEngine": ("instance",),
         "SpoolLeft": ("spool",),
         "DeltasBroken": ("how",),

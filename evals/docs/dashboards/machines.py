@@ -111,7 +111,7 @@ VERSIONS = (
     bars(
         "Versions served",
         "Replicas by the champion's version: more than one while a version travels.",
-        Query('count by (version) (tabloop_slot_up{role="champion"} == 1)', "version {{version}}"),
+        Query('count by (version) (tabloop_slot_up{project="",role="champion"} == 1)', "version {{version}}"),
     ),
     lines(
         "Versions loaded",

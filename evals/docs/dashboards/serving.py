@@ -28,7 +28,7 @@ AT_A_GLANCE = (
     number(
         "Champion's slots up",
         "Replicas whose champion takes traffic. 0: nobody gets completions.",
-        'sum(tabloop_slot_up{role="champion"}) or vector(0)',
+        'sum(tabloop_slot_up{project="",role="champion"}) or vector(0)',
     ),
     number(
         "Completions a second",
@@ -86,7 +86,9 @@ RECORDING = (
     lines(
         "Slots",
         "1 where a slot takes traffic.",
-        Query("max by (slot, role, version) (tabloop_slot_up)", "slot {{slot}}, {{role}}, version {{version}}"),
+        Query(
+            "max by (project, slot, role, version) (tabloop_slot_up)", "{{project}} slot {{slot}}, {{role}}, version {{version}}"
+        ),
     ),
 )
 SERVING = Board(

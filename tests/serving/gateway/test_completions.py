@@ -317,7 +317,7 @@ async def test_models_status_and_metrics_respond(house: House) -> None:
     assert (status["champion"], status["challenger"], status["ready"]) == ("0", None, True)
     text = (await get(house.urls[0] + "/metrics", headers=ADMINISTRATOR)).text
     assert 'tabloop_completions_total{arm="champion",finish="length",sampling="served",version="0"} 1.0' in text
-    assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{role="champion",slot="0",version="0"} 1.0' in text
+    assert "tabloop_spool_bytes" in text and 'tabloop_slot_up{project="",role="champion",slot="0",version="0"} 1.0' in text
 
 
 async def test_a_full_spool_does_not_stop_completions(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from infra.records import Change, CycleOutcome, Decision, Look, LoopRun, Move, MoveAnswer
+from infra.records import Change, CycleOutcome, Decision, Look, LoopRun, Move, MoveAnswer, VerdictName
 from infra.registry.client import EXPERIMENT_TAG, LOOK_TAG
 from infra.storage import cycles, looks, loop_runs, move_requests, moves
 from infra.storage.scope import Scope
@@ -20,7 +20,7 @@ from tests.serving.helpers import ADMINISTRATOR, run_experiment
 from tests.serving.slots.test_loops import OwnLoop, web
 from tests.serving.status.shown import manifest, plan, verdict
 from tests.serving.status.test_routes import _put, basic_auth
-from tests.serving.test_metrics import scrape, value
+from tests.serving.test_metrics import Series, scrape, value
 
 __all__ = ["web"]
 WEB = Scope("web")
@@ -62,6 +62,13 @@ async def both(house: House, web: OwnLoop) -> House:
     await house.follow()
     await web.follow()
     return house
+
+
+def own_verdict(name: VerdictName) -> str:
+    """Return a look at web's test, as the registry stores it."""
+    record = experiment("3", "4").model_copy(update={"id": TEST})
+    found = verdict(700).model_copy(update={"verdict": name})
+    return Decision(experiment=record, verdict=found, decided=time.time(), by="gate").model_dump_json()
 
 
 async def ask(house: House, path: str, headers: dict[str, str] = ADMINISTRATOR) -> httpx.Response:
@@ -156,7 +163,7 @@ async def test_an_unknown_project_gets_an_error_that_names_the_known_ones(both: 
 async def test_an_administrator_of_one_project_neither_sees_nor_moves_another(both: House) -> None:
     asked = await both.client.post(both.urls[0] + "/admin/promote", json=BODY, headers=ADMINISTRATOR)
     identifier, before = asked.json()["id"], set(both.store.objects)
-    for path in ("/?project=web", "/admin/live?project=web", "/admin/status?project=web"):
+    for path in ("/?project=web", "/admin/live?project=web", "/admin/status?project=web", "/admin/verdict?project=web"):
         response = await ask(both, path, OF_API)
         assert response.status_code == 403, path
         assert response.json()["error"]["message"] == "project: token of-api has api, not web"
@@ -223,6 +230,37 @@ async def test_the_status_as_json_is_of_the_project_that_is_named(both: House) -
     assert (common["champion"], common["projects"]) == ("1", {"web": {"champion": "3", "challenger": "4"}})
     refused = await ask(both, "/admin/status?project=p1")
     assert refused.status_code == 404 and "expected web, got 'p1'" in refused.json()["error"]["message"]
+
+
+async def test_the_verdict_is_of_the_project_that_is_named(both: House) -> None:
+    own = (await ask(both, "/admin/verdict?project=web")).json()["data"]
+    assert (own["experiment"], own["champion"], own["challenger"], own["requests"]) == (TEST, "3", "4", verdict(700).requests)
+    common = (await ask(both, "/admin/verdict")).json()["data"]
+    assert (common["champion"], common["challenger"], common["verdict"]) == ("1", "2", "undecided")
+    both.registry.of_model[f"{LOOK_TAG}.web"] = own_verdict("promote")
+    both.clock += 10
+    webhooks = [f"/admin/verdict/{kind}{of}" for of in ("?project=web", "") for kind in ("promote", "reject")]
+    answers = [await both.client.post(both.urls[0] + path, json={}, headers=ADMINISTRATOR) for path in webhooks]
+    assert [answer.status_code for answer in answers] == [200, 409, 409, 409]
+    unknown = await ask(both, "/admin/verdict?project=docs")
+    assert unknown.status_code == 404 and "expected web, got 'docs'" in unknown.json()["error"]["message"]
+
+
+async def test_slots_of_a_project_are_up_or_down_for_the_project_alone(both: House, web: OwnLoop) -> None:
+    def up(series: Series, version: str, **of: str) -> float | None:
+        slots = [value(series, "slot_up", role="champion", version=version, slot=str(slot), **of) for slot in (0, 1)]
+        return next((each for each in slots if each is not None), None)
+
+    series = await scrape(both)
+    assert (up(series, "1"), up(series, "3", project="web")) == (1, 1)
+    assert up(series, "3") is None and up(series, "1", project="web") is None
+    for engine in web.engines:
+        engine.up = False
+    await web.follow()
+    series = await scrape(both)
+    assert up(series, "1") == 1
+    assert not any(value(series, "slot_up", role="champion", slot=str(slot), version=version, project="web")
+                   for slot in (0, 1) for version in ("3", ""))  # fmt: skip
 
 
 async def test_each_loop_has_metrics_of_its_own_and_an_alert_of_a_project_sees_its_watch(both: House) -> None:
