@@ -20,6 +20,22 @@ def finite(value: float) -> float:
     return value
 
 
+def refuse_options(context: typer.Context) -> None:
+    """Refuse options before a subcommand, which does not read them.
+
+    Raises:
+        BadParameter: names the option and the command that lists others.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source and source.name == "COMMANDLINE":
+            command = context.invoked_subcommand
+            raise typer.BadParameter(
+                f"{option.opts[0]} stands before `{command}`, which does not read it; "
+                f"see the options of `{context.command_path} {command} --help`"
+            )
+
+
 plan_ = make("Show what an A/B test can find, or the parts that a rate of requests needs.", invoke_without_command=True)
 app.add_typer(plan_, name="plan", rich_help_panel=LOOK)
 
@@ -33,7 +49,7 @@ def plan(
 ) -> None:
     """Show what an A/B test can find, the next test, and which projects are large enough for a champion of their own."""
     if context.invoked_subcommand:
-        return
+        return refuse_options(context)
     import time
 
     from infra import settings

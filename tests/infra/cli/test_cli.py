@@ -105,6 +105,14 @@ def test_wrong_usage_is_refused_with_the_help(arguments: list[str], capsys: pyte
     assert "Usage: tabloop" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--json"], ["--days", "3"], ["--project", "web"]], ids=lambda option: option[0])
+def test_an_option_before_an_inner_command_that_does_not_read_it_is_refused(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *option, "capacity", "--requests", "100/day"]) == errors.WRONG_USE
+    assert f"{option[0]} stands before `capacity`, which does not read it" in capsys.readouterr().err
+
+
 def all_commands(group: Any = None, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the words of every command, those of inner groups too."""
     for name, each in getattr(group or typer.main.get_command(cli.app), "commands", {}).items():
