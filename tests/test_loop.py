@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from evals import developers
 from evals.bench.rigs.servers import ACCOUNTS, DATABASES, Server
@@ -16,6 +15,8 @@ from infra import settings as settings_
 from infra.records import Completion, Feedback, Manifest, Sample
 from infra.registry.client import Registry, RegistryError
 from infra.settings import DEMO, ROOT, Settings, load
+from infra.storage import cycles
+from infra.storage.scope import scope_of
 from infra.storage.store import ObjectStore
 from tests import documented, production
 from tests.production import Production
@@ -47,7 +48,7 @@ async def test_a_candidate_is_trained_served_promoted_and_rolled_back(servers: P
 
 
 async def run_the_loop(servers: Production, first: Server, second: Mapping[str, str]) -> str:
-    """Train a candidate of what developers type, serve it, promote it, and roll it back; return its version.
+    """Start the processes, train a candidate of what developers type, serve it, promote it, and roll it back; return its version.
 
     Args:
         first: the engine that starts.
@@ -61,19 +62,33 @@ async def run_the_loop(servers: Production, first: Server, second: Mapping[str, 
         named = {**second, "serving": production.SERVING, "worker": production.worker_of(settings)}
         for process in [servers.start(*one) for one in ({"evaluation": production.ENGINES[2]} | named).items()]:
             process.wait()
-        store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-        tally = await run_developers(settings)
+    return await learn_promote_and_roll_back(settings, developers.simulation_token(settings))
+
+
+async def learn_promote_and_roll_back(settings: Settings, token: str, project: str = "") -> str:
+    """Train a candidate of what developers with a token type, serve it, promote it, and roll it back; return its version.
+
+    Args:
+        token: may name users and see versions.
+        project: the project that the token names, which has a champion of its own; empty: the common loop.
+    """
+    of_project = {"project": project} if project else {}
+    async with Orchestration(settings.orchestration) as prefect:
+        store = scope_of(settings, project).view(ObjectStore.connect(settings.store))
+        registry = Registry.connect(settings.registry).of(project)
+        tally = await run_developers(settings, token)
         assert tally.total.judged > 0
         assert tally.total.errors == 0
         assert tally.total.lost_events == 0
 
         await asyncio.sleep(settings.collect.settle_seconds + settings.serving.ship_seconds + 2)
-        flow_run = await run_flow(prefect, "cycle")
+        flow_run = await run_flow(prefect, "cycle", of_project)
         state = history.read_state(store, registry)
-        assert list(state.outcomes.values())[-1]["result"] == "registered", flow_run
+        cycle = cycles.name(1, project)
+        assert state.outcomes[cycle]["result"] == "registered", flow_run
 
-        version = list(state.outcomes.values())[-1]["version"]
-        manifest = Manifest.model_validate(store.get_json(f"cycles/{next(iter(state.outcomes))}/manifest.json"))
+        version = state.outcomes[cycle]["version"]
+        manifest = Manifest.model_validate(store.get_json(f"cycles/{cycle}/manifest.json"))
         assert sum(manifest.buckets.values()) == manifest.requests
         samples = store.get_rows(manifest.samples.key, Sample)
         requests = [sample for sample in samples if sample.outcome != "standing"]
@@ -84,24 +99,24 @@ async def run_the_loop(servers: Production, first: Server, second: Mapping[str, 
 
         assert open_to_others(settings_.path(settings.train.folder)) == [], "the cycle's samples, checkpoints and logs"
 
-        row = history.cycle_rows(store, state)[-1]
+        row = next(row for row in history.cycle_rows(store, state) if row.cycle == cycle)
         assert row.verdict == "running"
         assert row.samples == len(requests)
 
-        await wait_for(lambda: _is_served(settings, version), "an administrator gets the challenger's completions by its version")
+        await wait_for(lambda: _is_served(settings, token, version), "who may pin a version gets the challenger's completions")
         experiment = state.aliases.experiment
         assert experiment
         assert experiment.challenger == version
 
-        await run_flow(prefect, "promote", {"version": version})
+        await run_flow(prefect, "promote", {"version": version, **of_project})
         await wait_for(
-            lambda: _default_version(settings) == version, "everyone gets the new champion's completions, without a restart"
+            lambda: default_version(settings, token) == version, "everyone gets the new champion's completions, without a restart"
         )
         assert registry.aliases().experiment is None
         assert registry.aliases().previous_champion == "1"
 
-        await run_flow(prefect, "rollback")
-        await wait_for(lambda: _default_version(settings) == "1", "everyone gets the old champion's completions again")
+        await run_flow(prefect, "rollback", of_project)
+        await wait_for(lambda: default_version(settings, token) == "1", "everyone gets the old champion's completions again")
         return version
 
 
@@ -148,7 +163,7 @@ def _verify_samples_against_completions(store: ObjectStore, samples: list[Sample
         assert completion.user not in {f"user-{i}" for i in range(200)}, "user ids are stored as keyed hashes"
 
 
-async def run_developers(settings: Settings) -> developers.Tally:
+async def run_developers(settings: Settings, token: str) -> developers.Tally:
     stop = asyncio.Event()
 
     def stop_when_labelled(tally: developers.Tally) -> None:
@@ -159,7 +174,7 @@ async def run_developers(settings: Settings) -> developers.Tally:
         address=developers.Address(
             api_base=f"http://127.0.0.1:{settings.serving.port}/v1",
             feedback_url=f"http://127.0.0.1:{settings.serving.feedback_port}/v1/continue/events",
-            token=developers.simulation_token(settings),
+            token=token,
         ),
         users=20,
         seconds=300,
@@ -191,20 +206,20 @@ async def wait_for(condition: Callable[[], bool], description: str) -> None:
         await asyncio.sleep(0.2)
 
 
-def _complete(settings: Settings, headers: dict[str, str], secret: SecretStr | None) -> httpx.Response:
-    assert secret
+def _complete(settings: Settings, headers: dict[str, str], token: str) -> httpx.Response:
     return httpx.post(
         f"http://127.0.0.1:{settings.serving.port}/v1/completions",
         json={"model": settings.model.name, "prompt": "import os\n\ndef main(", "max_tokens": 4},
-        headers={"Authorization": f"Bearer {secret.get_secret_value()}", "X-User-ID": "someone", **headers},
+        headers={"Authorization": f"Bearer {token}", "X-User-ID": "someone", **headers},
         timeout=60,
     )
 
 
-def _is_served(settings: Settings, version: str) -> bool:
-    response = _complete(settings, {"X-Tabloop-Version": version}, settings.serving.admin_token)
+def _is_served(settings: Settings, token: str, version: str) -> bool:
+    response = _complete(settings, {"X-Tabloop-Version": version}, token)
     return response.status_code == 200 and response.headers["x-tabloop-version"] == version
 
 
-def _default_version(settings: Settings) -> str:
-    return _complete(settings, {}, settings.serving.simulation_token).headers.get("x-tabloop-version", "")
+def default_version(settings: Settings, token: str) -> str:
+    """Return the version that serves a request with a token; empty while none does."""
+    return _complete(settings, {}, token).headers.get("x-tabloop-version", "")

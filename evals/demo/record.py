@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from evals.developers.draws import DeveloperKind
 from evals.developers.grounds import Ground
 from infra.records import MeasuredGroup, Rate, Record, Verdict, VerdictName
 from tasks.showing.reliability import Reliability
@@ -194,6 +195,9 @@ class Report(Record):
     """report.json."""
 
     seed: int
+    developers: DeveloperKind
+    rates: str
+    """Digest of the developers' rates (Quirks.digest)."""
     seconds: float
     """Wall-clock seconds of this run."""
     base_version: str

@@ -54,7 +54,7 @@ class Options:
     visits: int = 4000  # positions of the closing comparison in later code
     rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only
     concurrency: int = 96  # developers who type at the same time
-    kind: developers.DeveloperKind = "plain"
+    kind: developers.DeveloperKind = "people"
 
 
 def run(options: Options) -> int:
@@ -116,6 +116,8 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     rows, requests = history.cycle_rows(store, state), history.request_rows(store, state)
     return Report(
         seed=options.seed,
+        developers=options.kind,
+        rates=people.quirks.digest,
         seconds=time.monotonic() - began,
         base_version=BASE,
         champion_version=champion,

@@ -160,7 +160,7 @@ def demo(
     visits: Annotated[int, typer.Option(help="positions of the closing comparison in later code")] = 4000,
     rate: Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
     concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
-    kind: DeveloperKind = "plain",
+    kind: DeveloperKind = "people",
     adapters: Annotated[
         bool, typer.Option("--adapters", help="versions are adapters of the base, which one engine serves; slower on a CPU")
     ] = False,

@@ -140,6 +140,8 @@ def report() -> Report:
     return Report(
         **{
             "seed": 0,
+            "developers": "people",
+            "rates": "404ba4b02814",
             "seconds": 612.0,
             "base_version": "1",
             "champion_version": "3",

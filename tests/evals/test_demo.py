@@ -116,7 +116,8 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
         champion_accepted=False,
     )  # fmt: skip
     return Report(
-        seed=0, seconds=1.0, base_version="1", champion_version="2", cycles=1, promotions=1, rejections=0, judge="reference",
+        seed=0, developers="people", rates="404ba4b02814", seconds=1.0, base_version="1", champion_version="2",
+        cycles=1, promotions=1, rejections=0, judge="reference",
         acceptance=same, acceptance_of_shown=same, accepted_characters_per_request=changed, shown=same,
         grounds=grounds, exploration=Exploration(share=0.0), calibration=CALIBRATION,
         history=[row], experiments=[], changes=Changes(gains=0, losses=1, examples=[example]), addresses={"MLflow": "http://127.0.0.1:5000"},
@@ -206,7 +207,7 @@ def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     page.write(_report(), tmp_path)
     report_json = json.loads((tmp_path / "report.json").read_text())
-    assert {"cycles", "promotions", "rejections", "seed", "seconds"} <= report_json.keys()
+    assert {"cycles", "promotions", "rejections", "seed", "developers", "rates", "seconds"} <= report_json.keys()
     assert report_json["grounds"].keys() == {"later", "new", "seen"}
     for ground in report_json["grounds"].values():
         for row in (ground, ground["kept_characters"], ground["time_saved"]):
