@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evals import developers
 from evals.bench.rigs.postgresql import programs
 from evals.bench.rigs.servers import DATABASES
 from evals.demo import history
@@ -81,7 +82,7 @@ async def lose_the_worker_in_training(servers: Production) -> None:
     async with Orchestration(settings.orchestration) as prefect:
         for deployment in ("cycle", "experiment"):
             await prefect.pause(deployment, True)
-        tally = await run_developers(settings)
+        tally = await run_developers(settings, developers.simulation_token(settings))
         assert tally.total.judged > 0 == tally.total.lost_events
         await asyncio.sleep(settings.collect.settle_seconds + settings.serving.ship_seconds + 2)
         await prefect.start("cycle")
