@@ -79,7 +79,7 @@ class AdapterEngine:
         self._base_sha256 = await asyncio.to_thread(weights_sha256, self._base)
         zeros = await asyncio.to_thread(self._write_zeros, self._checkpoints.folder("base-adapter"))
         self._held[self._version] = Held(await self._added(self._version, zeros), files_of(self._base), used=time.monotonic())
-        await warm_up(self)
+        await warm_up(self, self._llm.model_config.max_model_len)
         for path, version in self._checkpoints.held():
             try:
                 await self.swap(str(path), version)

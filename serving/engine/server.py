@@ -23,6 +23,7 @@ from infra.model.batches import Batch, BatchResult
 from serving.engine.adapters import AdapterEngine
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy, Endpoints
+from serving.engine.graphs import graphs
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult
 from serving.engine.sampling import run_batch, sample, warm_up
 from serving.engine.scraped import Scrapers
@@ -63,7 +64,7 @@ class VLLMEngine:
         """Label the weights and warm up."""
         await self._llm.collective_rpc("tabloop_prepare")
         await self._llm.update_weight_version(self.version)
-        await warm_up(self)
+        await warm_up(self, self._llm.model_config.max_model_len)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         """Sample a completion. See sample."""
@@ -142,6 +143,8 @@ def build_llm(arguments: Mapping[str, Any], model: str, adapters: int = 0) -> As
     quiet = options.pop("disable_log_stats")
     if current_platform.is_cpu():
         _import_model(Path(model))
+    else:
+        options["compilation_config"] = graphs(options, bool(adapters))
     config = AsyncEngineArgs(**options).create_engine_config()
     if current_platform.is_cpu():
         # On CPU vLLM spawns its engine process, which imports vLLM again. Forking is safe: this process has no threads yet.

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import ROOT, Settings
+from infra.settings import ROOT, Settings, load
 from infra.settings.schema import Evaluate, Serving
 from serving.engine.__main__ import check_arguments, checkpoints_of, choose_model
+from serving.engine.graphs import graphs
 from serving.engine.where import evaluation_address, slot_address
 from tests.stack import free_ports
 
@@ -31,6 +32,22 @@ def test_arguments_of_another_setting_or_with_wrong_results_are_refused(argument
 
 def test_other_arguments_are_accepted() -> None:
     check_arguments({"enable_lora": False, "speculative_config": None, "max_model_len": 512, "enable_prefix_caching": False})
+
+
+def test_a_gpus_engine_runs_prompts_of_the_shipped_lengths_in_cuda_graphs() -> None:
+    for name in ("workstation", "production"):
+        settings = load(ROOT / f"infra/settings/{name}.toml", {})
+        arguments, model = settings.serving.engine_arguments, settings.model
+        sizes = graphs(arguments, False)["cudagraph_capture_sizes"]
+        assert sizes[-1] >= model.max_prefix_tokens + model.max_suffix_tokens + arguments["max_num_seqs"] // 2
+        assert sizes == sorted(set(sizes)) and arguments["max_num_seqs"] in sizes, "every batch of one token each is in one"
+    assert graphs({}, True)["cudagraph_specialize_lora"] is False, "each request has an adapter"
+
+
+def test_what_the_arguments_say_about_cuda_graphs_stays() -> None:
+    assert graphs({"max_cudagraph_capture_size": 64}, False) == {}
+    given = {"cudagraph_capture_sizes": [1, 8], "cudagraph_specialize_lora": True, "mode": 3}
+    assert graphs({"compilation_config": given}, True) == given
 
 
 def test_the_evaluations_engine_needs_a_token_of_its_own() -> None:
