@@ -106,6 +106,7 @@ async def test_a_better_version_is_promoted_through_its_stages_and_taken_back_wh
         assert made.kills
 
 
+@pytest.mark.long(reason="two minutes; the test above has the servers, tests/tasks/experiments/test_stages.py these ends")
 @pytest.mark.timeout(400)
 async def test_worse_slow_and_failing_versions_end_where_they_should(storage: Stack, tmp_path: Path) -> None:
     async with world(tmp_path / "worse") as made:

@@ -213,6 +213,7 @@ async def balanced(tmp_path: Path) -> AsyncIterator[tuple[Sequence[Replica], tup
             await replica.stop()
 
 
+@pytest.mark.long(reason="it lets hundreds of developers type for 20 s; only a change of the balancer's page can break it")
 async def test_the_documented_balancer_keeps_developers_at_a_replica_and_fails_no_request(
     balanced: tuple[Sequence[Replica], tuple[int, int]],
 ) -> None:

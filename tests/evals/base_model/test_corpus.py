@@ -70,6 +70,7 @@ def test_neighbouring_rows_come_from_different_files(tokenizer, tmp_path):
     assert sum(a == b for a, b in pairwise(file_letters)) < 24, "unshuffled, 56 of 63 neighbours share their file"
 
 
+@pytest.mark.long(reason="it reads the whole corpus, which changes with the sources alone")
 def test_training_files_have_no_held_out_code():
     training = training_files()
     assert len(training) > 1000
