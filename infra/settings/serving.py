@@ -216,6 +216,8 @@ LEAST_ADAPTERS = 4
 """Least serving.adapters above 0."""
 ADAPTERS_OF_PROJECT = 2
 """Further adapters for a project with a champion of its own: its champion, and the version that is compared with it."""
+MAX_LORA_RANK = 16
+"""vLLM's own max_lora_rank, where serving.engine_arguments has none."""
 OWN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
 """Names of such projects: their aliases in MLflow, cycles and Jobs of Kubernetes are named after them."""
 SHIP_SECONDS = 5.0
@@ -367,6 +369,11 @@ class Serving(Section):
                 f"adapters = {self.adapters}, expected at least {least} with own_champion = true for {', '.join(own)}: "
                 f"{LEAST_ADAPTERS}, and {ADAPTERS_OF_PROJECT} for each of these projects; set adapters = {least}, or remove "
                 "own_champion"
+            )
+        if own and (external := [slot for slot, engine in enumerate(self.engines) if isinstance(engine, External)]):
+            raise ValueError(
+                f"engines: slot {external[0]} is an external server, expected engines of tabloop with own_champion = true for "
+                f"{', '.join(own)}: a server with one version cannot serve several loops; name an engine, or remove own_champion"
             )
         return self
 

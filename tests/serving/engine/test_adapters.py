@@ -78,6 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     variables = {
         "TABLOOP_SERVING__ENGINES": json.dumps([world.url, world.url]),
         "TABLOOP_SERVING__ADAPTERS": str(MOST),
+        "TABLOOP_TRAIN__ADAPTER_RANK": str(RANK),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
         "TABLOOP_SERVING__TOKEN": EDITOR,
