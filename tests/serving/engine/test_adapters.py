@@ -171,6 +171,17 @@ async def test_the_version_that_was_used_longest_ago_makes_room(world: World, sl
     assert_sampled_by(world, "20", await sample(slot, "20"))
 
 
+async def test_a_version_that_a_slot_holds_makes_no_room_though_nobody_uses_it(
+    world: World, slots: tuple[AdapterClient, AdapterClient]
+) -> None:
+    quiet, busy = slots
+    await quiet.swap(str(world.adapter("70")), "70")
+    for number in range(71, 71 + MOST):
+        await busy.swap(str(world.adapter(str(number))), str(number))
+        assert (await quiet.health()).version == "70"  # as the follower asks every other second
+    assert_sampled_by(world, "70", await sample(quiet, "70"))
+
+
 async def test_another_registrys_version_of_the_same_number_takes_the_place_of_the_first(
     world: World, slots: tuple[AdapterClient, AdapterClient]
 ) -> None:

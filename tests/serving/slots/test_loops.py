@@ -69,6 +69,24 @@ async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_it
     assert (status["champion"], status["challenger"]) == ("1", "2")
 
 
+async def test_a_project_s_users_keep_their_arms_while_an_engine_of_its_test_has_ended(house: House, web: OwnLoop) -> None:
+    await run_experiment(house)
+    for version in ("3", "4"):
+        house.add_version(version)
+    house.registry.aliases |= {"champion-web": "3", "challenger-web": "4"}
+    own = experiment("3", "4").model_copy(update={"id": "web-e"})
+    house.registry.of_model[f"{EXPERIMENT_TAG}.web"] = own.model_dump_json()
+    await web.follow()
+    assert await web.served("web") == {("3", "web-e", "champion"), ("4", "web-e", "challenger")}
+    for slot in web.arms.slots:
+        if slot.version == "3":
+            slot.version = None  # as the follower's next look finds it
+    assert await web.served("web") == {("4", "web-e", "champion"), ("4", "web-e", "challenger")}, "as in the common test"
+    for slot in web.arms.slots:
+        slot.version = None
+    assert await web.served("web") == {("1", "web-e", "champion"), ("1", "web-e", "challenger")}, "failures of both arms"
+
+
 async def test_without_its_engines_a_project_has_the_common_champion_and_no_request_is_lost(house: House, web: OwnLoop) -> None:
     await run_experiment(house)
     house.add_version("3")
