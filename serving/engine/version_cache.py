@@ -66,6 +66,18 @@ class VersionCache:
         found._slots_file, found._aliases_file = f"{project}-{SLOTS}", f"{project}-{ALIASES}"
         return found
 
+    def forget_loops(self, projects: Collection[str]) -> None:
+        """Delete slots and aliases of projects that have no loop any more: their versions would stay here, and in engines after a
+        restart, in the place of those that serve.
+
+        Args:
+            projects: those that have a loop.
+        """
+        for name in (SLOTS, ALIASES):
+            for path in self._state.glob(f"*-{name}"):
+                if path.name.removesuffix(f"-{name}") not in projects:
+                    path.unlink(missing_ok=True)
+
     def folder(self, name: str) -> Path:
         """Return a folder beside the versions."""
         return self._state / name
