@@ -150,6 +150,11 @@ class VersionCache:
         """Write the version that a slot holds."""
         self._write(self._slots_file, {**self._slots(), str(slot): version})
 
+    def remember_last(self, version: str, most: int) -> None:
+        """Write the version that an engine of `most` versions took last, as slot 0; those before it follow."""
+        earlier = [each for _, each in sorted(self._slots().items(), key=lambda pair: int(pair[0])) if each != version]
+        self._write(self._slots_file, {str(number): each for number, each in enumerate([version, *earlier][:most])})
+
     def aliases(self) -> Aliases | None:
         """Return the aliases that the registry gave last, or None."""
         return self._read(self._aliases_file, _aliases)
