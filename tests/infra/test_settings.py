@@ -131,9 +131,10 @@ EXTERNAL = 'engines = ["http://127.0.0.1:1", {kind = "external", url = "http://1
         (ADAPTERS, "train.adapter_rank = 0, expected 1 to 16 (serving.engine_arguments.max_lora_rank) with serving.adapters = 6"),
         (f"{ADAPTERS}[train]\nadapter_rank = 32\n", "train.adapter_rank = 32, expected 1 to 16"),
         (f"{ADAPTERS}[serving.engine_arguments]\nmax_lora_rank = 8\n[train]\nadapter_rank = 9\n", "9, expected 1 to 8"),
+        (ADAPTERS + OF_WEB.replace("web", "reason"), "projects.reason.own_champion = true: expected a name of 1 to 20"),
         (ADAPTERS + EXTERNAL + OF_WEB, "engines: slot 1 is an external server, expected engines of tabloop with own_champion"),
     ],
-    ids=("whole weights", "vLLM's own bound", "the bound that is set", "a loop on an external server"),
+    ids=("whole weights", "vLLM's own bound", "the bound that is set", "a loop of a tag", "a loop on an external server"),
 )
 def test_engines_of_adapters_and_what_is_trained_fit_together(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "own.toml").write_text('extends = "team.toml"\n' + text)
