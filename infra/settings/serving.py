@@ -219,8 +219,8 @@ ADAPTERS_OF_PROJECT = 2
 MAX_LORA_RANK = 16
 """vLLM's own max_lora_rank, where serving.engine_arguments has none."""
 OWN_NAME = re.compile(r"(?!reason$)[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
-"""Names of such projects: their aliases in MLflow, cycles and Jobs of Kubernetes are named after them. `verdict.reason` is a tag of
-the common loop."""
+"""Names of such projects: their aliases in MLflow, cycles and Jobs of Kubernetes are named after them. `verdict.reason` is a tag
+of the common loop."""
 SHIP_SECONDS = 5.0
 """Seconds at the end of drain.grace_seconds for shipping the spool. When they begin, requests that still run are cut, and
 recorded as disconnected. What is not shipped stays on the disk."""
@@ -362,8 +362,8 @@ class Serving(Section):
         if wrong := [name for name in own if not OWN_NAME.fullmatch(name)]:
             raise ValueError(
                 f"projects.{wrong[0]}.own_champion = true: expected a name of 1 to 20 lower-case letters, digits and inner "
-                "dashes, and not reason, since aliases, tags and cycles are named after the project; rename the project, or remove "
-                "own_champion"
+                "dashes, and not reason, since aliases, tags and cycles are named after the project; rename the project, or "
+                "remove own_champion"
             )
         least = LEAST_ADAPTERS + ADAPTERS_OF_PROJECT * len(own)
         if own and self.adapters < least:
