@@ -143,8 +143,9 @@ def check_continues(directory: Path, rank: int, frozen_layers: int, version: str
     for setting, wanted, found in zip(("adapter_rank", "frozen_layers"), (rank, frozen_layers), actual, strict=True):
         if wanted != found:
             raise UnsuitableAdapter(
-                f"train.{setting} = {wanted}, the adapter of version {version} has {found}: expected {found}; or "
-                "train one cycle with train.adapter_rank = 0, whose version has weights of its own, and a new adapter after it"
+                f"train.{setting} = {wanted}, the adapter of version {version} has {found}: expected {found}; or train one cycle "
+                "with train.adapter_rank = 0 and serving.adapters = 0, whose version has weights of its own, and a new adapter "
+                "after it"
             )
 
 

@@ -216,7 +216,8 @@ class AdapterEngine:
                     return True
                 raise SwapRefused(
                     f"version {version} has weights of its own, and serving.adapters = {self._most}: this engine holds adapters "
-                    f"of {self._base} alone. Set model.base to that version's checkpoint, or serving.adapters to 0, and restart"
+                    f"of {self._base} alone. Set model.base to that version's checkpoint (`tabloop merge` writes it), or "
+                    "serving.adapters to 0, and restart"
                 )
             rank, most = adapters.rank_of(path), self._most_rank()
             if rank > most:
