@@ -20,7 +20,7 @@ from tasks.steps.noting import noted
 from tasks.steps.own_code import busy, hold_out_code, name_of_end, read_code, seal_code
 from tasks.steps.register import fail, open_experiment, register, show
 from tasks.steps.reward import fit_keep_estimate, reward
-from tasks.steps.seal import resume, seal
+from tasks.steps.seal import abandon_left, resume, seal
 from tasks.steps.train import refuse, train
 from tasks.steps.validate import validate
 from tasks.trainer.run import UpdateRefused
@@ -46,6 +46,8 @@ def cycle(own_code: OwnCode | None = None, project: str = "") -> State | CycleOu
     for name in context.projects if not own_code else ():
         cycle(project=name, return_state=True)
     state = inspect(context)
+    if state.left:
+        abandon_left(context, state.left)
     if own_code:
         return learn(context, state, own_code)
     if state.unfinished:

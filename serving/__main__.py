@@ -154,6 +154,7 @@ def wire(
     opt_outs = OptOuts(access.user_secret, settings_.path(serving.state) / "opted_out.jsonl")
     recorder = Recorder(spool, metrics, redactor, opt_outs, settings.collect.join_seconds, traces)
     versions = VersionCache(settings_.path(serving.state), serving.most_deltas)
+    versions.forget_loops(serving.own_champions)
     registry = Registry.connect(settings.registry)
 
     def follow(held: VersionCache, project: str = "") -> Follower:

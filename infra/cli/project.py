@@ -11,6 +11,8 @@ from infra.cli.app import PROJECT, app, command, make
 
 base = make("Train the small base model into infra/base_model, and tune it.", invoke_without_command=True)
 app.add_typer(base, name="base", rich_help_panel=PROJECT)
+OF_ONE_LAYOUT = ("pipeline", "tokens", "positions", "recompute", "sequence", "distributed")
+"""Options of `tabloop memory` that only the layout of --tensor reads."""
 
 
 @base.callback()
@@ -81,20 +83,22 @@ def fetch() -> None:
 
 @command(PROJECT)
 def memory(
+    context: typer.Context,
     model: Annotated[Path, typer.Option(help="directory of a checkpoint in Hugging Face's layout; config.json is enough")],
     gpu: Annotated[str, typer.Option(help="memory of a card: 80GB, 141GB, 80GiB")],
-    gpus: Annotated[int, typer.Option(help="number of cards")] = 1,
-    tensor: Annotated[int | None, typer.Option(help="show this tensor-parallel size instead of proposals")] = None,
-    pipeline: Annotated[int, typer.Option(help="with --tensor: pipeline-parallel size")] = 1,
-    tokens: Annotated[int, typer.Option(help="with --tensor: tokens of a micro-batch")] = 8192,
+    gpus: Annotated[int, typer.Option(min=1, help="number of cards")] = 1,
+    tensor: Annotated[int | None, typer.Option(min=1, help="show this tensor-parallel size instead of proposals")] = None,
+    pipeline: Annotated[int, typer.Option(min=1, help="with --tensor: pipeline-parallel size")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="with --tensor: tokens of a micro-batch")] = 8192,
     positions: Annotated[
-        int | None, typer.Option(help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)")
+        int | None,
+        typer.Option(min=1, help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)"),
     ] = None,
     recompute: Annotated[Literal["none", "selective", "full"], typer.Option(help="with --tensor: train.recompute")] = "none",
     sequence: Annotated[bool, typer.Option("--sequence", help="with --tensor: train.sequence_parallel")] = False,
     distributed: Annotated[bool, typer.Option("--distributed", help="with --tensor: train.distributed_optimizer")] = False,
     float32: Annotated[bool, typer.Option("--float32", help="estimate for train.precision = float32")] = False,
-    adapter_rank: Annotated[int, typer.Option(min=0, help="train.adapter_rank; 0: the weights are trained")] = 0,
+    adapter_rank: Annotated[int, typer.Option(min=0, max=256, help="train.adapter_rank; 0: the weights are trained")] = 0,
 ) -> int:
     """Estimate the memory of training, and propose layouts; 1 if nothing fits."""
     from infra.model.architectures import UnsupportedCheckpoint, read
@@ -106,10 +110,21 @@ def memory(
         data, rest = divmod(gpus, tensor * pipeline)
         if rest or not data:
             raise errors.Failed(f"--gpus {gpus}: expected a multiple of --tensor x --pipeline", errors.WRONG_USE)
+        if sequence and tensor == 1:
+            raise errors.Failed("--sequence: expected --tensor 2 or more, over which it splits; leave it out", errors.WRONG_USE)
         size = MicroBatchSize(tokens, positions or max(1, tokens // 8))
         wanted = Layout(tensor, pipeline, data), size, Means(recompute, sequence, distributed)
+    elif unread := [name for name in OF_ONE_LAYOUT if _is_given(context, name)]:
+        raise errors.Failed(
+            f"--{unread[0]} describes one layout, expected --tensor beside it; leave it out for proposals", errors.WRONG_USE
+        )
     with errors.expected(UnsupportedCheckpoint, ValueError, code=errors.WRONG_USE):
         return errors.DONE if show(read(model), bytes_of(gpu), gpus, wanted, not float32, adapter_rank) else errors.NO
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @command(PROJECT)
@@ -121,13 +136,11 @@ def merge(
     ] = None,
 ) -> int:
     """Write full weights: a version's, or those of an adapter's directory and its --base. Adapters are merged in float32."""
-    from infra.model.adapter_files import UnsuitableAdapter
     from infra.model.adapter_files import merge as merge_files
-    from infra.model.architectures import UnsupportedCheckpoint
 
     if out.exists():
         raise errors.Failed(f"{out} is there already, expected a new directory: name another one", errors.WRONG_USE)
-    with errors.expected(UnsupportedCheckpoint, UnsuitableAdapter, code=errors.WRONG_USE):
+    with errors.expected(ValueError, code=errors.WRONG_USE):
         if base:
             merge_files(base, Path(version), out)
         else:
@@ -141,7 +154,7 @@ def _write_version(version: str, out: Path) -> None:
     from infra.cli.loop import number_of
     from infra.registry.checkpoints import write_whole
     from infra.registry.client import Registry
-    from infra.storage.store import ObjectStore
+    from infra.storage.store import Incomplete, ObjectStore
 
     settings = configuration.load()
     number = number_of(version)
@@ -151,7 +164,8 @@ def _write_version(version: str, out: Path) -> None:
             errors.WRONG_USE,
         )
     store, registry = ObjectStore.connect(settings.store), Registry.connect(settings.registry)
-    write_whole(store, registry, number, configuration.path(settings.train.folder) / "versions", out)
+    with errors.expected(Incomplete):
+        write_whole(store, registry, number, configuration.path(settings.train.folder) / "versions", out)
 
 
 @command(PROJECT)

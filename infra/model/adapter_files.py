@@ -19,6 +19,8 @@ from infra.model.adapters import UnsuitableAdapter
 from infra.model.architectures import Architecture
 from infra.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of the tensors of an adapter."""
 MOST_NAMED = 3
 """Most tensors that an error names."""
 
@@ -78,7 +80,13 @@ def read_adapter(directory: Path, base: Path, base_sha256: str = "") -> tuple[di
     if strangers := sorted(name for name in tensors if not name.startswith(adapters.PREFIX)):
         raise UnsuitableAdapter(f"{file}: tensor {strangers[0]}, expected names that begin with {adapters.PREFIX}")
     stored = {name.removeprefix(adapters.PREFIX): tensor for name, tensor in tensors.items()}
-    _check_shapes(file, stored, architecture, rank)
+    _check_shapes(file, stored, architecture, rank, adapters.lowest_layer(directory))
+    if others := sorted(name for name, tensor in stored.items() if tensor.dtype not in TYPES):
+        found = str(stored[others[0]].dtype).removeprefix("torch.")
+        raise UnsuitableAdapter(
+            f"{file}: {others[0]} has type {found}, expected float32, bfloat16 or float16 ({len(others)} of {len(stored)} "
+            "tensors); train it again"
+        )
     if broken := sorted(name for name, tensor in stored.items() if not tensor.isfinite().all()):
         raise UnsuitableAdapter(
             f"{file}: {broken[0]} has values that are not finite ({len(broken)} of {len(stored)} tensors); train it again"
@@ -92,18 +100,20 @@ def read_adapter(directory: Path, base: Path, base_sha256: str = "") -> tuple[di
     return {name: tensor.float() for name, tensor in stored.items()}, rank
 
 
-def _check_shapes(file: Path, tensors: Mapping[str, torch.Tensor], model: Architecture, rank: int) -> None:
-    """Refuse tensors that do not fit the base; the lowest layers may have none. Raises UnsuitableAdapter."""
+def _check_shapes(file: Path, tensors: Mapping[str, torch.Tensor], model: Architecture, rank: int, lowest: int) -> None:
+    """Refuse tensors that do not fit the base; layers below the lowest may have none. Raises UnsuitableAdapter."""
+    if not tensors:
+        raise UnsuitableAdapter(f"{file}: the adapter has no tensors; train it again")
     expected = adapters.tensors(model, rank)
     problems = [f"{name}: the base has no such layer" for name in sorted(tensors.keys() - expected.keys())]
     for name in sorted(tensors.keys() & expected.keys()):
         if (shape := tuple(tensors[name].shape)) != expected[name]:
             problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
-    layers = [number for number in range(model.layers) if any(name.startswith(f"model.layers.{number}.") for name in tensors)]
-    needed = adapters.tensors(model, rank, min(layers, default=model.layers))
+    needed = adapters.tensors(model, rank, lowest)
     problems += [f"{name} is missing" for name in sorted(needed.keys() - tensors.keys())]
-    if problems or not tensors:
-        named = "; ".join(problems[:MOST_NAMED]) or "it has no tensors"
+    problems += [f"{name} is below layer {lowest}" for name in sorted((tensors.keys() & expected.keys()) - needed.keys())]
+    if problems:
+        named = "; ".join(problems[:MOST_NAMED])
         raise UnsuitableAdapter(f"{file}: {len(problems)} tensors do not fit the base: {named}")
 
 
@@ -142,4 +152,9 @@ def _write_merged(base: Path, adapter: Path, out: Path) -> None:
     tensors, rank = read_adapter(adapter, base)
     config = json.loads((base / "config.json").read_text())
     weights = dict(merged(StoredTensors(weights_of(base)), architectures.read(base), tensors, rank))
+    if broken := sorted(name for name, tensor in weights.items() if not tensor.isfinite().all()):
+        raise UnsuitableAdapter(
+            f"{adapter}: {broken[0]} of the merged weights has values that are not finite ({len(broken)} of {len(weights)} "
+            "tensors); train it again"
+        )
     write_checkpoint(out, weights, config, torch.float32, base)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra.model.architectures import Architecture
 
@@ -25,6 +25,20 @@ PREFIX = "base_model.model."
 BASE_KEY = "base_sha256"
 """Key of the weights file's metadata with the SHA-256 of the weights that the adapter belongs to."""
 
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "lora_alpha": (ALPHA,),
+    "bias": ("none",),
+    **dict.fromkeys(("use_rslora", "use_dora", "use_qalora", "lora_bias", "fan_in_fan_out"), (False, None)),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+    **dict.fromkeys(("modules_to_save", "layer_replication"), (None,)),
+}
+"""The values of adapter_config.json, where it has the key, with which `scale` and B A are all of an adapter."""
+TARGETS = sorted(name.rpartition(".")[2] for name in LINEAR)
+MOST_CONFIG_BYTES = 1 << 20
+MOST_SHOWN = 200
+"""Characters of a value in an error."""
+
 FOLDER = "adapter"
 """Folder of the adapter within the whole weights that were made of it."""
 BASE_NAME = "base.json"
@@ -40,7 +54,7 @@ class BaseVersion(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: str
+    version: str = Field(pattern=r"^[0-9]+$")
     """Number in the registry."""
     source: str
     """URI of its checkpoint in the object store."""
@@ -96,7 +110,7 @@ def config(model: Architecture, rank: int, frozen_layers: int, base: str) -> dic
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
-        "target_modules": sorted(name.rpartition(".")[2] for name in LINEAR),
+        "target_modules": TARGETS,
         "inference_mode": True,
         **some,
     }
@@ -125,30 +139,61 @@ def check_continues(directory: Path, rank: int, frozen_layers: int, version: str
     Args:
         version: the adapter's version, for the message.
     """
-    actual = rank_of(directory)
-    layers = json.loads((directory / CONFIG_NAME).read_text()).get("layers_to_transform") or [0]
-    for setting, wanted, found in (("adapter_rank", rank, actual), ("frozen_layers", frozen_layers, min(layers))):
+    actual = rank_of(directory), lowest_layer(directory)
+    for setting, wanted, found in zip(("adapter_rank", "frozen_layers"), (rank, frozen_layers), actual, strict=True):
         if wanted != found:
             raise UnsuitableAdapter(
-                f"train.{setting} = {wanted}, the adapter of version {version} has {found}: expected {found}; or "
-                "train one cycle with train.adapter_rank = 0, whose version has weights of its own, and a new adapter after it"
+                f"train.{setting} = {wanted}, the adapter of version {version} has {found}: expected {found}; or train one cycle "
+                "with train.adapter_rank = 0 and serving.adapters = 0, whose version has weights of its own, and a new adapter "
+                "after it"
             )
 
 
 def rank_of(directory: Path) -> int:
     """Return the rank in adapter_config.json. Raises UnsuitableAdapter: it cannot be read, or has another scale or kind."""
-    file = directory / CONFIG_NAME
-    try:
-        config: Any = json.loads(file.read_text())
-        rank, kind = config["r"], config["peft_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnsuitableAdapter(
-            f"{file}: cannot be read ({type(error).__name__}: {error}), expected peft's configuration of an adapter"
-        ) from None
-    expected = {"peft_type": "LORA", "lora_alpha": ALPHA, "use_rslora": False, "use_dora": False}
-    for key, value in (expected | {"bias": "none", "modules_to_save": None}).items():
-        if config.get(key, value) != value:
-            raise UnsuitableAdapter(f"{file}: {key} = {config[key]!r}, expected {value!r}, as train.adapter_rank writes it")
+    file, config = directory / CONFIG_NAME, _config(directory)
+    for key, values in PLAIN.items():
+        if config.get(key, values[0]) not in values:
+            raise _other(file, key, config[key], values[0])
+    targets = config.get("target_modules", TARGETS)
+    if not isinstance(targets, list) or sorted(map(str, targets)) != TARGETS:
+        raise _other(file, "target_modules", targets, TARGETS)
+    rank, kind = config.get("r"), config.get("peft_type")
     if kind != "LORA" or type(rank) is not int or rank < 1:
         raise UnsuitableAdapter(f"{file}: r = {rank!r}, peft_type = {kind!r}, expected a positive integer and 'LORA'")
     return rank
+
+
+def lowest_layer(directory: Path) -> int:
+    """Return the lowest layer that adapter_config.json gives an adapter. Raises UnsuitableAdapter: it cannot be read, or names
+    layers in another way than `config`."""
+    layers = _config(directory).get("layers_to_transform")
+    if layers is None:
+        return 0
+    given = layers if isinstance(layers, list) and layers and all(type(layer) is int for layer in layers) else [-1]
+    if given[0] < 0 or given != list(range(given[0], given[0] + len(given))):
+        raise UnsuitableAdapter(
+            f"{directory / CONFIG_NAME}: layers_to_transform = {repr(layers)[:MOST_SHOWN]}, expected none, or the numbers of the "
+            "highest layers in order, as train.adapter_rank writes it"
+        )
+    return given[0]
+
+
+def _other(file: Path, key: str, value: object, expected: object) -> UnsuitableAdapter:
+    shown = repr(value)[:MOST_SHOWN]
+    return UnsuitableAdapter(f"{file}: {key} = {shown}, expected {expected!r}, as train.adapter_rank writes it")
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    file = directory / CONFIG_NAME
+    try:
+        if (size := file.stat().st_size) > MOST_CONFIG_BYTES:
+            raise ValueError(f"{size} bytes")
+        config: Any = json.loads(file.read_text())
+        if not isinstance(config, dict):
+            raise TypeError(f"it is a {type(config).__name__}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UnsuitableAdapter(
+            f"{file}: cannot be read ({type(error).__name__}: {error}), expected peft's configuration of an adapter"
+        ) from None
+    return config

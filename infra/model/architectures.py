@@ -174,7 +174,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Return a checkpoint's config.json. Raises UnsupportedCheckpoint if there is no readable one."""
     try:
         config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedCheckpoint(
             f"{directory}: config.json cannot be read ({error}), expected a checkpoint in Hugging Face's layout"
         ) from None
@@ -238,7 +238,7 @@ def _stored(directory: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
                 if name != "__metadata__":
                     ends.append(entry["data_offsets"][1])
                     yield name, tuple(entry["shape"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError, struct.error) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error) as error:
             raise UnsupportedCheckpoint(f"{file}: not a safetensors file ({type(error).__name__}: {error})") from None
         if max(ends) != size:
             raise UnsupportedCheckpoint(f"{file}: {size} bytes of tensors, its header names {max(ends)}; download it again")

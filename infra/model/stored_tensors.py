@@ -47,11 +47,15 @@ def weights_of(directory: Path) -> list[Path]:
 
 @contextmanager
 def written(directory: Path) -> Iterator[Path]:
-    """Give an empty folder to write into, which then takes the place of `directory`; it is left where writing fails."""
+    """Give an empty folder to write into, which then takes the place of `directory`; where writing fails it is deleted."""
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
 

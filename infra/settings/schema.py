@@ -15,6 +15,7 @@ from infra.settings.reward import Reward
 from infra.settings.section import Section
 from infra.settings.services import Orchestration, Registry, Stack, Store
 from infra.settings.serving import (
+    MAX_LORA_RANK,
     AccessToken,
     Drain,
     EngineSetting,
@@ -76,5 +77,19 @@ class Settings(Section):
             raise ValueError(
                 f'evaluate.engine = "slot", expected "own" with serving.adapters = {self.serving.adapters}: both slots may be '
                 "one engine, which always serves the champion"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_take_what_is_trained(self) -> Self:
+        """Refuse a rank whose versions no engine takes: a cycle would find out after its update."""
+        adapters, rank = self.serving.adapters, self.train.adapter_rank
+        most = self.serving.engine_arguments.get("max_lora_rank", MAX_LORA_RANK)
+        # Settings made without a section `train` are of something that trains nothing.
+        trains = "train" in self.model_fields_set
+        if adapters and trains and isinstance(most, int) and not 1 <= rank <= most:
+            raise ValueError(
+                f"train.adapter_rank = {rank}, expected 1 to {most} (serving.engine_arguments.max_lora_rank) with "
+                f"serving.adapters = {adapters}: its engines take no other version; set one of the three, or serving.adapters = 0"
             )
         return self

@@ -216,8 +216,11 @@ LEAST_ADAPTERS = 4
 """Least serving.adapters above 0."""
 ADAPTERS_OF_PROJECT = 2
 """Further adapters for a project with a champion of its own: its champion, and the version that is compared with it."""
-OWN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
-"""Names of such projects: their aliases in MLflow, cycles and Jobs of Kubernetes are named after them."""
+MAX_LORA_RANK = 16
+"""vLLM's own max_lora_rank, where serving.engine_arguments has none."""
+OWN_NAME = re.compile(r"(?!reason$)[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
+"""Names of such projects: their aliases in MLflow, cycles and Jobs of Kubernetes are named after them. `verdict.reason` is a tag
+of the common loop."""
 SHIP_SECONDS = 5.0
 """Seconds at the end of drain.grace_seconds for shipping the spool. When they begin, requests that still run are cut, and
 recorded as disconnected. What is not shipped stays on the disk."""
@@ -359,7 +362,8 @@ class Serving(Section):
         if wrong := [name for name in own if not OWN_NAME.fullmatch(name)]:
             raise ValueError(
                 f"projects.{wrong[0]}.own_champion = true: expected a name of 1 to 20 lower-case letters, digits and inner "
-                "dashes, since aliases and cycles are named after the project; rename the project, or remove own_champion"
+                "dashes, and not reason, since aliases, tags and cycles are named after the project; rename the project, or "
+                "remove own_champion"
             )
         least = LEAST_ADAPTERS + ADAPTERS_OF_PROJECT * len(own)
         if own and self.adapters < least:
@@ -367,6 +371,11 @@ class Serving(Section):
                 f"adapters = {self.adapters}, expected at least {least} with own_champion = true for {', '.join(own)}: "
                 f"{LEAST_ADAPTERS}, and {ADAPTERS_OF_PROJECT} for each of these projects; set adapters = {least}, or remove "
                 "own_champion"
+            )
+        if own and (external := [slot for slot, engine in enumerate(self.engines) if isinstance(engine, External)]):
+            raise ValueError(
+                f"engines: slot {external[0]} is an external server, expected engines of tabloop with own_champion = true for "
+                f"{', '.join(own)}: a server with one version cannot serve several loops; name an engine, or remove own_champion"
             )
         return self
 

@@ -111,6 +111,14 @@ def unfinished(cycles: Index) -> str | None:
     return running[-1] if running else None
 
 
+def left(store: ObjectStore) -> tuple[str, ...]:
+    """Return the cycles that are sealed and have not ended, of projects without a loop; none for the loop of a project."""
+    if store.scope.project:
+        return ()
+    found = {project: cycles for project, cycles in by_loop(store).items() if project and project not in store.scope.apart}
+    return tuple(cycle for cycles in found.values() for cycle in sealed(cycles) if OUTCOME not in cycles[cycle])
+
+
 def next_name(store: ObjectStore) -> str:
     """Return the id after that of the last sealed cycle of the store's loop."""
     return name(max((int(cycle[-DIGITS:]) for cycle in sealed(index(store))), default=0) + 1, store.scope.project)

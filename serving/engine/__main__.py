@@ -80,7 +80,7 @@ def checkpoints_of(settings: Settings, slot: int | None, member: int = 0) -> Che
     """Return the checkpoints of a slot's engine, or of the evaluation's engine; None if that one reads the paths that the flow
     names."""
     state, most = settings_.path(settings.serving.state), settings.serving.most_deltas
-    as_adapters = settings.serving.adapters > 0
+    as_adapters = settings.serving.adapters
     if slot is None:
         return Checkpoints.of_evaluation(state, lambda: ObjectStore.connect(settings.store), most, as_adapters)
     return Checkpoints.of_slot(state, slot, lambda: ObjectStore.connect(settings.store), most, member, as_adapters)

@@ -43,7 +43,7 @@ class Held:
     running: int = 0
     """Completions and batches that it samples now."""
     used: float = 0.0
-    """Monotonic time of its last use."""
+    """Monotonic time of its last completion, and of the last time that a slot asked for it."""
 
 
 class AdapterEngine:
@@ -72,6 +72,11 @@ class AdapterEngine:
     def holds(self, version: str) -> bool:
         """Whether it can sample with a version."""
         return version in self._held
+
+    def keep(self, version: str) -> None:
+        """Note that a slot holds a version now: one that nobody types with, over a weekend, makes no room for another."""
+        if held := self._held.get(version):
+            held.used = time.monotonic()
 
     async def start(self) -> None:
         """Load the base's adapter and the versions that the engine held last, and warm up."""
@@ -211,7 +216,8 @@ class AdapterEngine:
                     return True
                 raise SwapRefused(
                     f"version {version} has weights of its own, and serving.adapters = {self._most}: this engine holds adapters "
-                    f"of {self._base} alone. Set model.base to that version's checkpoint, or serving.adapters to 0, and restart"
+                    f"of {self._base} alone. Set model.base to that version's checkpoint (`tabloop merge` writes it), or "
+                    "serving.adapters to 0, and restart"
                 )
             rank, most = adapters.rank_of(path), self._most_rank()
             if rank > most:

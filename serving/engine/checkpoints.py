@@ -25,16 +25,14 @@ REGISTERED, EVALUATED = re.compile(r"\d+"), re.compile(r"evaluation-[0-9a-f]{16}
 class Checkpoints:
     """The checkpoints of one engine. Its methods block, and may be called from threads."""
 
-    def __init__(
-        self, shared: VersionCache, own: VersionCache, connect: Callable[[], ObjectStore], as_adapters: bool = False
-    ) -> None:
+    def __init__(self, shared: VersionCache, own: VersionCache, connect: Callable[[], ObjectStore], as_adapters: int = 0) -> None:
         """Look in two caches.
 
         Args:
             shared: the app's cache, in serving.state; empty if the engine does not see the app's disk.
             own: the engine's cache, to which it downloads versions that the app's cache lacks.
             connect: returns the object store; called for the first download.
-            as_adapters: whether the engine takes adapters as they are; else they are merged with their base.
+            as_adapters: versions that the engine holds at once, as adapters; 0: one, an adapter merged with its base.
         """
         self._as_adapters = as_adapters
         self._shared = shared
@@ -50,7 +48,7 @@ class Checkpoints:
         connect: Callable[[], ObjectStore],
         most_deltas: int = 0,
         member: int = 0,
-        as_adapters: bool = False,
+        as_adapters: int = 0,
     ) -> "Checkpoints":
         """Return the checkpoints of a slot's engine (`member` is its index among several); its state lies below serving.state."""
         name = f"engine-{slot}" + (f"-{member}" if member else "")
@@ -58,7 +56,7 @@ class Checkpoints:
 
     @classmethod
     def of_evaluation(
-        cls, state: Path, connect: Callable[[], ObjectStore], most_deltas: int = 0, as_adapters: bool = False
+        cls, state: Path, connect: Callable[[], ObjectStore], most_deltas: int = 0, as_adapters: int = 0
     ) -> "Checkpoints":
         """Return the checkpoints of the evaluation's engine, whose state lies below serving.state."""
         own = VersionCache(state / "engine-evaluation", most_deltas)
@@ -114,7 +112,7 @@ class Checkpoints:
         """
         if self._own.path(version) in (path, path.parent):
             if REGISTERED.fullmatch(version):
-                self._own.remember_slot(SLOT, version)
+                self._own.remember_last(version, max(1, self._as_adapters))
             remembered = self._own.slot_version(SLOT)
             self._own.prune({version, remembered[1] if remembered else ""})
 
@@ -128,9 +126,9 @@ class Checkpoints:
         return last
 
     def held(self) -> list[tuple[Path, str]]:
-        """Return the directories and versions that the slots held last, the engine's own last."""
-        own = self._own.slot_version(SLOT)
-        return [*([own] if own else []), *self._shared.every_slot()]
+        """Return the directories and versions that the engine took last, the newest last, and then those of the slots."""
+        own = [self._own.slot_version(number) for number in reversed(range(self._as_adapters))]
+        return [*(each for each in own if each), *self._shared.every_slot()]
 
     def folder(self, name: str) -> Path:
         """Return a folder of the engine's own."""

@@ -48,6 +48,9 @@ class EngineBackend(Protocol):
     def holds(self, version: str) -> bool:
         """Whether it can sample with a version."""
 
+    def keep(self, version: str) -> None:
+        """Note that a slot holds a version now, whether or not it samples."""
+
     @property
     def fatal_error(self) -> str:
         """Why the process must end; empty while it can run."""
@@ -215,6 +218,7 @@ class Endpoints:
             return web.json_response({}, status=503 if fatal_error else 200)
         if fatal_error:
             return web.json_response({"error": fatal_error}, status=503)
+        self._engine.keep(http.query.get("version", ""))
         return web.json_response(dataclasses.asdict(self._engine.health()))
 
     async def _metrics(self, http: web.Request) -> web.Response:

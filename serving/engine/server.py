@@ -55,6 +55,9 @@ class VLLMEngine:
         """Whether it can sample with a version."""
         return version == self.version
 
+    def keep(self, version: str) -> None:
+        """Do nothing: its one version stays until a swap."""
+
     @property
     def fatal_error(self) -> str:
         """Why this process must end; empty while it can run."""

@@ -66,6 +66,18 @@ class VersionCache:
         found._slots_file, found._aliases_file = f"{project}-{SLOTS}", f"{project}-{ALIASES}"
         return found
 
+    def forget_loops(self, projects: Collection[str]) -> None:
+        """Delete slots and aliases of projects that have no loop any more: their versions would stay here, and in engines after a
+        restart, in the place of those that serve.
+
+        Args:
+            projects: those that have a loop.
+        """
+        for name in (SLOTS, ALIASES):
+            for path in self._state.glob(f"*-{name}"):
+                if path.name.removesuffix(f"-{name}") not in projects:
+                    path.unlink(missing_ok=True)
+
     def folder(self, name: str) -> Path:
         """Return a folder beside the versions."""
         return self._state / name
@@ -137,6 +149,11 @@ class VersionCache:
     def remember_slot(self, slot: int, version: str) -> None:
         """Write the version that a slot holds."""
         self._write(self._slots_file, {**self._slots(), str(slot): version})
+
+    def remember_last(self, version: str, most: int) -> None:
+        """Write the version that an engine of `most` versions took last, as slot 0; those before it follow."""
+        earlier = [each for _, each in sorted(self._slots().items(), key=lambda pair: int(pair[0])) if each != version]
+        self._write(self._slots_file, {str(number): each for number, each in enumerate([version, *earlier][:most])})
 
     def aliases(self) -> Aliases | None:
         """Return the aliases that the registry gave last, or None."""

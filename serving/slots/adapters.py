@@ -18,7 +18,7 @@ class AdapterClient(EngineClient):
 
     async def health(self) -> Health:
         """Return the engine's state, as of the slot's version; as of the base while it does not hold that. Raises EngineDown."""
-        health = await super().health()
+        health = await self._health(self._version)
         return replace(health, version=self._version) if self._version in health.versions else health
 
     async def swap(self, path: str, version: str) -> SwapResult:

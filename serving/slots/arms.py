@@ -105,6 +105,14 @@ class Arms:
             return self._divided(running, up, assigned_arm(running, user, now))
         return _one_of_each_slot(routes + self._others(up))
 
+    def assignment(self, user: str, now: float) -> tuple[str, Arm | Literal[""]]:
+        """Return the experiment that assigns a user's completion at a time, and the arm, also while no slot is up; empty if none
+        does."""
+        running = self.experiment or self.beside
+        if running is None or running.id != self._met or not divides(running, now):
+            return "", ""
+        return running.id, assigned_arm(running, user, now)
+
     def _divided(self, running: ExperimentRecord, up: Sequence[Slot], arm: Arm) -> list[Route]:
         """Return the routes of a request of an experiment."""
         slots = {version: slot for slot in up if (version := slot.version) in (running.champion, running.challenger)}

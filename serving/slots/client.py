@@ -117,7 +117,7 @@ class EngineClient:
 
     async def health(self) -> Health:
         """Return the engine's state. Raises EngineDown."""
-        return Health(**await self._call("GET", "/health", timeout=5.0))
+        return await self._health()
 
     async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
         """Return a version on the engine's disk; the engine downloads it from the object store (`source`, a URI) if needed.
@@ -139,6 +139,11 @@ class EngineClient:
             EngineDown: any other failure.
         """
         return SwapResult(**await self._call("POST", "/swap", timeout=SWAP_SECONDS, json={"path": path, "version": version}))
+
+    async def _health(self, version: str = "") -> Health:
+        """Return the engine's state, and keep a version that the slot holds."""
+        query = f"?version={version}" if version else ""
+        return Health(**await self._call("GET", f"/health{query}", timeout=5.0))
 
     async def _connected(self) -> Channel:
         """Return the connection that all completions share, opening it if needed. Raises EngineDown."""

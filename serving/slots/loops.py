@@ -34,18 +34,16 @@ class LoopArms:
         """Return the routes of a completion of a project's user, best first (Arms.route).
 
         Where the project has a loop of its own, the common champion comes last; its answer counts for the arm that the project's
-        test assigned.
+        test assigned, also while none of the project's slots is up.
         """
-        arms = self.serving(project)
-        if project not in self.own:
-            return arms.route(user, now, experiments=experiments, version=version)
+        own = self.own.get(project)
+        if own is None:
+            return self.common.route(user, now, experiments=experiments, version=version)
+        routes = [each for each in own.route(user, now, experiments=experiments, version=version) if each.version != BASE_VERSION]
+        test, arm = own.assignment(user, now) if experiments and not version else ("", "")
+        if not test and self.serving(project) is self.common:
+            routes = []
         common = self.common.route(user, now, experiments=False, version=version)
-        if arms is self.common:
-            return common
-        routes = arms.route(user, now, experiments=experiments, version=version)
-        if not routes:
-            return common
-        test, arm = routes[0].assigned, routes[0].assigned_arm
         return routes + [replace(route, assigned=test, assigned_arm=arm) for route in common]
 
     def pinned(self, project: str, arm: str, version: str) -> Route:

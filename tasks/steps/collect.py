@@ -24,6 +24,8 @@ class LoopState:
     """The experiment that keeps a new cycle from starting."""
     unfinished: str | None
     """A cycle that was sealed and has not ended."""
+    left: tuple[str, ...] = ()
+    """Cycles of projects whose loop was switched off before they ended."""
 
 
 @step("inspect", retries=IO_RETRIES)
@@ -34,7 +36,7 @@ def inspect(context: Context) -> LoopState:
     running = context.registry.aliases().experiment
     if running and not unfinished:
         call_run(f"cycle waits for {running.id}", "nothing to do")
-    return LoopState(running, unfinished)
+    return LoopState(running, unfinished, cycles.left(context.store))
 
 
 @step("collect", retries=IO_RETRIES)

@@ -58,6 +58,14 @@ def resume(context: Context, cycle: str, run: str) -> Manifest | CycleOutcome:
     return manifest
 
 
+@step("abandon", retries=IO_RETRIES)
+def abandon_left(context: Context, left: tuple[str, ...]) -> None:
+    """End the cycles of projects without a loop: no run completes one, and its samples would wait for its end for ever."""
+    for cycle in left:
+        project = cycles.project_of(cycle)
+        abandon(context, cycle, f"the project {project} has no champion of its own any more (serving.projects.{project})")
+
+
 def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:
     """End a sealed cycle without a candidate."""
     attempt_to_show("MLflow", lambda: tracking.give_up(context.settings.registry, cycle, f"abandoned: {reason}"))

@@ -9,6 +9,7 @@ from infra.records import CycleOutcome
 from infra.settings.schema import Serving
 from infra.storage import cycles, loop_runs, move_requests
 from infra.storage.scope import scope_of
+from tasks.upkeep.forget import forget, request
 from tests.flows.conftest import World
 from tests.tasks.made import NOW, completion, feedback
 
@@ -67,3 +68,25 @@ def test_a_loop_that_fails_fails_alone(both: World) -> None:
     assert isinstance(common, CycleOutcome) and common.version == "2"
     web = scope_of(settings_.load(), "web").view(both.store)
     assert (noted := loop_runs.newest(web, "cycle")) and noted.state == "Failed"
+
+
+def test_a_cycle_of_a_project_whose_loop_was_switched_off_ends_and_keeps_nobody_s_rows(
+    both: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both.training = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        cycle()
+    both.training = None
+    loaded = settings_.load()
+    monkeypatch.setattr("infra.settings.load", lambda: loaded.model_copy(update={"serving": Serving()}))
+    erase = request("", "web", NOW + 300, "ann", "")
+    assert forget(both.store, both.registry.client, erase, NOW + 300).pending == ("web-cycle-000001",)
+    common = cycle()
+    assert isinstance(common, CycleOutcome) and common.cycle == "cycle-000001", "the common one goes on"
+    ended = CycleOutcome.model_validate(both.store.get_json("cycles/web-cycle-000001/outcome.json"))
+    assert (ended.result, ended.reason) == (
+        "abandoned",
+        "the project web has no champion of its own any more (serving.projects.web)",
+    )
+    assert not forget(both.store, both.registry.client, erase, NOW + 300).pending
+    assert both.registry.versions.keys() == {"1", "2"}, "no version of web was made"

@@ -120,6 +120,35 @@ def written(folder: Path, **files: str) -> Path:
     return folder / f"{name}.toml"
 
 
+ADAPTERS = "[serving]\nadapters = 6\n"
+OF_WEB = "[serving.projects.web]\nown_champion = true\n[train]\nadapter_rank = 8\n"
+EXTERNAL = 'engines = ["http://127.0.0.1:1", {kind = "external", url = "http://127.0.0.1:2/v1", model = "m"}]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ADAPTERS, "train.adapter_rank = 0, expected 1 to 16 (serving.engine_arguments.max_lora_rank) with serving.adapters = 6"),
+        (f"{ADAPTERS}[train]\nadapter_rank = 32\n", "train.adapter_rank = 32, expected 1 to 16"),
+        (f"{ADAPTERS}[serving.engine_arguments]\nmax_lora_rank = 8\n[train]\nadapter_rank = 9\n", "9, expected 1 to 8"),
+        (ADAPTERS + OF_WEB.replace("web", "reason"), "projects.reason.own_champion = true: expected a name of 1 to 20"),
+        (ADAPTERS + EXTERNAL + OF_WEB, "engines: slot 1 is an external server, expected engines of tabloop with own_champion"),
+    ],
+    ids=("whole weights", "vLLM's own bound", "the bound that is set", "a loop of a tag", "a loop on an external server"),
+)
+def test_engines_of_adapters_and_what_is_trained_fit_together(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "own.toml").write_text('extends = "team.toml"\n' + text)
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path / "own.toml", {})
+    assert words in str(refused.value)
+
+
+def test_an_adapter_within_the_bound_may_be_trained_and_served(tmp_path: Path) -> None:
+    for text in (ADAPTERS + OF_WEB, EXTERNAL.join(("[serving]\n", "[train]\nadapter_rank = 32\n"))):
+        (tmp_path / "own.toml").write_text('extends = "team.toml"\n' + text)
+        assert load(tmp_path / "own.toml", {}).train.adapter_rank in (8, 32)
+
+
 def test_a_file_extends_others_and_the_environment_overrides_all(tmp_path: Path) -> None:
     file = written(
         tmp_path,

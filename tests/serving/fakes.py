@@ -144,6 +144,9 @@ class FakeEngine:
     def holds(self, version: str) -> bool:
         return version == self.version
 
+    def keep(self, version: str) -> None:
+        pass
+
     @property
     def fatal_error(self) -> str:
         return "" if self.up else "dead"

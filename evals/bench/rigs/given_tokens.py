@@ -37,6 +37,9 @@ class GivenTokens:
         """Whether it can sample with a version."""
         return version == self.version
 
+    def keep(self, version: str) -> None:
+        """Do nothing."""
+
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         """Yield the tokens, up to the maximum that the request names."""
         tokens = self.tokens[: request.max_tokens]

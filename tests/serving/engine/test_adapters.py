@@ -78,6 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     variables = {
         "TABLOOP_SERVING__ENGINES": json.dumps([world.url, world.url]),
         "TABLOOP_SERVING__ADAPTERS": str(MOST),
+        "TABLOOP_TRAIN__ADAPTER_RANK": str(RANK),
         "TABLOOP_SERVING__ENGINE_ARGUMENTS": json.dumps(ARGUMENTS),
         "TABLOOP_SERVING__ENGINE_TOKEN": "secret",
         "TABLOOP_SERVING__TOKEN": EDITOR,
@@ -168,6 +169,17 @@ async def test_the_version_that_was_used_longest_ago_makes_room(world: World, sl
         assert_sampled_by(world, version, await sample(slot, version))
     await slot.swap(str(world.adapter("20")), "20")
     assert_sampled_by(world, "20", await sample(slot, "20"))
+
+
+async def test_a_version_that_a_slot_holds_makes_no_room_though_nobody_uses_it(
+    world: World, slots: tuple[AdapterClient, AdapterClient]
+) -> None:
+    quiet, busy = slots
+    await quiet.swap(str(world.adapter("70")), "70")
+    for number in range(71, 71 + MOST):
+        await busy.swap(str(world.adapter(str(number))), str(number))
+        assert (await quiet.health()).version == "70"  # as the follower asks every other second
+    assert_sampled_by(world, "70", await sample(quiet, "70"))
 
 
 async def test_another_registrys_version_of_the_same_number_takes_the_place_of_the_first(

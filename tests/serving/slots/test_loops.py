@@ -1,13 +1,14 @@
 """Projects with a champion of their own: the caller's project chooses the champion, else the common one answers."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from infra.registry.client import EXPERIMENT_TAG
+from infra.registry.client import EXPERIMENT_TAG, Aliases
 from serving.engine.version_cache import VersionCache
 from serving.slots import client
 from serving.slots.arms import Arms, Slot
@@ -69,6 +70,24 @@ async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_it
     assert (status["champion"], status["challenger"]) == ("1", "2")
 
 
+async def test_a_project_s_users_keep_their_arms_while_an_engine_of_its_test_has_ended(house: House, web: OwnLoop) -> None:
+    await run_experiment(house)
+    for version in ("3", "4"):
+        house.add_version(version)
+    house.registry.aliases |= {"champion-web": "3", "challenger-web": "4"}
+    own = experiment("3", "4").model_copy(update={"id": "web-e"})
+    house.registry.of_model[f"{EXPERIMENT_TAG}.web"] = own.model_dump_json()
+    await web.follow()
+    assert await web.served("web") == {("3", "web-e", "champion"), ("4", "web-e", "challenger")}
+    for slot in web.arms.slots:
+        if slot.version == "3":
+            slot.version = None  # as the follower's next look finds it
+    assert await web.served("web") == {("4", "web-e", "champion"), ("4", "web-e", "challenger")}, "as in the common test"
+    for slot in web.arms.slots:
+        slot.version = None
+    assert await web.served("web") == {("1", "web-e", "champion"), ("1", "web-e", "challenger")}, "failures of both arms"
+
+
 async def test_without_its_engines_a_project_has_the_common_champion_and_no_request_is_lost(house: House, web: OwnLoop) -> None:
     await run_experiment(house)
     house.add_version("3")
@@ -98,3 +117,19 @@ def test_the_versions_of_every_loop_stay_on_the_disk(tmp_path: Path) -> None:
     common.prune({"1"})
     assert common.path("0") and common.path("1") and common.slot_version(0) != common.of("web").slot_version(0)
     assert len(list((tmp_path / "versions").iterdir())) == 6
+
+
+def test_the_versions_of_a_loop_that_was_switched_off_leave_the_disk_and_the_engines(tmp_path: Path) -> None:
+    common = VersionCache(tmp_path)
+    for version in range(12):
+        (tmp_path / "versions" / str(version)).mkdir(parents=True)
+        os.utime(tmp_path / "versions" / str(version), (version, version))
+    common.remember_slot(0, "1")
+    common.of("web").remember_slot(0, "0")
+    common.of("api-2").remember_slot(0, "2")
+    common.of("web").remember_aliases(Aliases("0", None, None, None))
+    common.forget_loops({"api-2"})
+    assert [version for _, version in common.every_slot()] == ["1", "2"], "an engine loads these at its start"
+    assert common.of("web").aliases() is None and common.of("api-2").slot_version(0)
+    common.prune({"1"})
+    assert common.path("0") is None and common.path("1") and common.path("2")

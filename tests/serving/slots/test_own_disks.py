@@ -98,6 +98,16 @@ def test_an_engines_own_disk_keeps_a_few_versions(tmp_path: Path, tokenizer: Tok
     assert "8" in kept and len(kept) <= 5 and VersionCache(tmp_path / "engine-0").slot_version(0) is not None
 
 
+def test_an_engine_of_adapters_finds_the_versions_that_it_held_after_a_restart(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    house = House(tmp_path, tokenizer)
+    checkpoints = Checkpoints.of_slot(tmp_path, 0, lambda: house.store, as_adapters=3)
+    for number in (1, 2, 9, 10, 11, 9):
+        source = house.store.add_version(f"v{number}")
+        checkpoints.loaded(str(number), checkpoints.fetch(str(number), source).path)
+    restarted = Checkpoints.of_slot(tmp_path, 0, lambda: house.store, as_adapters=3)
+    assert [version for _, version in restarted.held()] == ["10", "11", "9"], "the newest last: it makes room last"
+
+
 def add_child(house: House, folder: Path, version: str, parent: str, dtype: str) -> None:
     """Register a version, with what a cycle writes of it for engines that load `dtype`."""
     prefix = f"checkpoints/v{version}"

@@ -183,3 +183,26 @@ def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsy
         assert f"--gpu '{size}': expected a size such as 80GB" in capsys.readouterr().err
     assert cli.main(["memory", "--model", str(ROOT / "infra"), "--gpu", "80GB"]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpus", "0"), "'--gpus'"),
+        (("--tensor", "0"), "'--tensor'"),
+        (("--tensor", "-1"), "'--tensor'"),
+        (("--tensor", "1", "--pipeline", "0"), "'--pipeline'"),
+        (("--tensor", "1", "--tokens", "0"), "'--tokens'"),
+        (("--tensor", "1", "--positions", "0"), "'--positions'"),
+        (("--adapter-rank", "257"), "'--adapter-rank'"),
+        (("--tensor", "1", "--sequence"), "--sequence: expected --tensor 2 or more"),
+        (("--recompute", "full"), "--recompute describes one layout, expected --tensor beside it"),
+        (("--tokens", "1024"), "--tokens describes one layout, expected --tensor beside it"),
+    ],
+    ids=str,
+)
+def test_the_command_refuses_options_that_no_layout_has(options: tuple[str, ...], message: str, tmp_path: Path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(COMMON | QWEN["1.5B"]))
+    assert cli.main(["memory", "--model", str(tmp_path), "--gpu", "80GB", *options]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and "fits" not in said.out
