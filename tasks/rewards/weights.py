@@ -1,10 +1,10 @@
 """Cap the share of a cycle's weight of each user, credential and project. Pure.
 
-A group's weight is the sum over the tokens of its actions, served and drawn, of their absolute advantages, which bounds its part
-of the surrogate; and, apart from it, the tokens of its settled text and context lines that are trained on, which bound its part of
-the cross-entropy. The share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as much as
-many. One factor scales all samples of a group, so that their order and sign stay. Where the trainer weighs a text by its probability,
-it caps the weights that result, too (tasks/trainer/update/caps.py).
+A group's weight is the sum over the tokens of its actions, served and drawn, of their absolute advantages, which bounds its
+part of the surrogate; and, apart from it, the tokens of its settled text and context lines that are trained on, which bound its
+part of the cross-entropy. The share of samples is capped already (tasks/labels/shares.py), but a few rare samples may weigh as
+much as many. One factor scales all samples of a group, so that their order and sign stay. Where the trainer weighs a text by
+its probability, it caps the weights that result, too (tasks/trainer/update/caps.py).
 """
 
 from collections.abc import Mapping, Sequence
