@@ -1,4 +1,4 @@
-"""One critic-free PPO update over served completions.
+"""One critic-free PPO update over actions at places (tasks/rewards/actions.py).
 
 The clip holds the policy near the proximal policy. For samples of the current version that is the behaviour policy, whose
 log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the
