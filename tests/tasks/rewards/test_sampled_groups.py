@@ -149,6 +149,13 @@ def test_texts_that_flatter_the_fitted_acceptance_gain_nothing() -> None:
     assert max(by_length) < 0, "single characters"
 
 
+@pytest.mark.parametrize("settings", [{"actions": ("drawn",)}, {"actions": ("served",), "surrogate_weight": 0.0}])
+def test_settings_by_which_nothing_could_teach_are_refused(settings) -> None:
+    with pytest.raises(ValueError, match=r'actions = .*, expected "written" among them with surrogate_weight = [01] and'):
+        Train(**settings)
+    assert Train(actions=("drawn",), groups=GROUPS).draws and Train(actions=("served",))
+
+
 @pytest.mark.parametrize("changes", [{"surrogate_weight": 0.0}])
 def test_groups_without_a_surrogate_are_refused(changes) -> None:
     with pytest.raises(ValueError, match=r"groups\.places = 20, expected 0 with surrogate_weight = 0"):
