@@ -62,7 +62,8 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         decided |= decision.verdict.model_dump(include={"verdict", "reason", "estimate", "low", "high"})
     rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["outcome"]).to_pylist()
     served = sum(row["outcome"] not in ("standing", "judged") for row in rows)
-    last_step = training["steps"][-1] if training.get("steps") else {}
+    steps = training.get("steps", [])
+    last_step = next((step for step in reversed(steps) if step.get("kl") is not None), {})
     return CycleRow(
         cycle=cycle,
         parent=manifest.parent,
@@ -78,7 +79,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
         calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
-        steps=[Step(**{name: step.get(name) for name in Step.model_fields}) for step in training.get("steps", [])],
+        steps=[Step(**{name: step.get(name) for name in Step.model_fields}) for step in steps],
         **decided,
     )
 

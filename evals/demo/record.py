@@ -111,6 +111,7 @@ class CycleRow(Record):
     mean_reward: float | None
     """Of the served and drawn actions trained on; none where only written text taught."""
     clip_fraction: float | None
+    """Of the last step that served or drawn actions teach, as the next; none without one."""
     kl: float | None
     logprob_difference: float | None
     """Largest difference between the trainer's and the server's log-probability of a served token."""

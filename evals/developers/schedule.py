@@ -27,17 +27,13 @@ class Schedule:
     def __init__(self, users: int, seed: int, code: Code, quirks: Quirks | None = None) -> None:
         if users < 1:
             raise ValueError(f"users: expected at least 1, got {users}")
-        self._users, self._seed, self._code, self.quirks = users, seed, code, quirks or Quirks()
+        self._seed, self._code, self.quirks = seed, code, quirks or Quirks()
         people = ((f"developer-{i:03d}", draws.taste_of(seed, i), draws.editor_of(seed, i, self.quirks)) for i in range(users))
         self._team = Team([Developer(*person) for person in people])
         self._pass: tuple[Session, ...] = ()
         self._ends: list[int] = []
         """Cumulative numbers of pauses of the sessions read so far."""
         self._last: tuple[int, tuple[Pause, ...]] = (-1, ())
-
-    def with_quirks(self, quirks: Quirks) -> "Schedule":
-        """Return the schedule of the same developers and code with other rates."""
-        return Schedule(self._users, self._seed, self._code, quirks)
 
     def session(self, number: int) -> Session:
         """Return a session; when all holes are written, the next pass begins.

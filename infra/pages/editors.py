@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 PLAIN = re.compile(r"[A-Za-z][\w./:-]*")
 """A text that YAML reads as itself without quotes."""
 WORDS_OF_YAML = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
-OWN_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)

@@ -128,13 +128,6 @@ def arm_rows(verdict: Verdict, champion: str, challenger: str) -> list[ArmRow]:
     ]
 
 
-def acceptance_change(verdict: Verdict) -> str:
-    """Return the difference of acceptance with its interval; empty where the arms were not compared."""
-    if verdict.estimate is None or verdict.low is None or verdict.high is None:
-        return ""
-    return change("accepted", verdict.estimate, verdict.low, verdict.high)
-
-
 def summed(verdicts: Sequence[Verdict]) -> Gain | None:
     """Return the sum of the differences of acceptance of successive tests; None without one, or where one was not compared.
 

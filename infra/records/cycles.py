@@ -66,7 +66,7 @@ class Sample(Record):
     reward: float = 0.0
     """Signed reward (tasks/rewards/reward.py)."""
     advantage: float = 0.0
-    """Advantage: the reward minus its baseline, scaled (tasks/rewards/reward.py)."""
+    """Advantage: the reward less the baseline of its place, times its share, capped (tasks/rewards/actions.py, weights.py)."""
     settled_token_ids: tuple[int, ...] = ()
     """Token ids of the settled text, which was really written at the place; ends with the end token if the text is whole. Empty
     if unknown, and in samples written before this field existed."""

@@ -54,8 +54,8 @@ class Collect(Section):
     """Maximum share of a cycle's samples, and of its weight, from one project; as strict as max_user_share. 1: no limit, for a
     team with one project."""
     max_user_weight: float = Field(0.2, gt=0, le=1)
-    """Maximum share of a cycle's weight (the sum of absolute advantages; apart from it, settled tokens, also as the trainer
-    weighs them) from one user, who is scaled down to it. With fewer than 1/share users of some weight, the cycle waits."""
+    """Maximum share of a cycle's weight (absolute advantages times tokens, summed; apart from them settled tokens, also as the
+    trainer weighs them) from one user, who is scaled down to it. With fewer than 1/share users of some weight, a cycle waits."""
 
     @model_validator(mode="after")
     def _fills_a_cycle(self) -> Self:

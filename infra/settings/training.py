@@ -174,6 +174,15 @@ class Train(Recipe):
             )
         return self
 
+    @model_validator(mode="after")
+    def _something_teaches(self) -> "Train":
+        if "written" not in self.actions and not (self.surrogate_weight and ("served" in self.actions or self.draws)):
+            raise ValueError(
+                f'actions = {list(self.actions)}, expected "written" among them with surrogate_weight = '
+                f"{self.surrogate_weight:g} and groups.places = {self.groups.places}: nothing would teach; add it, or set both"
+            )
+        return self
+
     @property
     def draws(self) -> bool:
         """Whether a cycle draws groups."""

@@ -19,7 +19,6 @@ from infra.redaction.redactor import Redactor
 from infra.settings import Settings
 from infra.settings.collect import Collect
 from infra.settings.evaluation import HeldOut
-from infra.settings.training import Groups
 from tasks.evaluation.heldout import directory
 from tasks.evaluation.heldout.sets import Places, place_of
 from tasks.evaluation.positions import Position, Source, silent_positions
@@ -130,7 +129,7 @@ def split(repository: Repository) -> _Split:
 
 def training_settings(settings: Settings) -> Settings:
     """Return the settings of a cycle of own code: written text alone teaches, since nobody was shown anything."""
-    only_text = {"surrogate_weight": 0.0, "kl_weight": 0.0, "groups": Groups()}
+    only_text = {"actions": ("written",), "kl_weight": 0.0}
     return settings.model_copy(update={"train": settings.train.model_copy(update=only_text)})
 
 

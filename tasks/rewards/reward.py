@@ -118,7 +118,8 @@ def reward_samples(
     of_served = sampled.select("row", advantage=pl.Series(found[: len(served)], dtype=pl.Float64))
     rewarded = rewarded.join(of_served, on="row", how="left", maintain_order="left").drop("row")
     teaching = [one.sample.model_copy(update={"advantage": a}) for one, a in zip(drawn, found[len(served) :], strict=True) if a]
-    capped, factors = cap_weights(rewarded.with_columns(pl.col("advantage").fill_null(0.0)), teaching, shares)
+    advantages = rewarded.with_columns(pl.col("advantage").fill_null(0.0))
+    capped, factors = cap_weights(advantages, teaching, shares, written="written" in kinds)
     pairs = zip(teaching, factors, strict=True)
     return RewardedActions(capped, tuple(row.model_copy(update={"advantage": row.advantage * factor}) for row, factor in pairs))
 

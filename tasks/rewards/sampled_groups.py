@@ -135,8 +135,17 @@ def actions_of(
     """Yield the different texts of a group as actions, and its silence where that is an action.
 
     A draw of nothing but the end token is left out there: the action of silence has its share, by its probability.
+
+    Raises:
+        ValueError: a log-probability is not one; the update could not be trained on it.
     """
     drawn = list(group.completions)
+    odd = [value for one in drawn for value in one.logprobs if not math.isfinite(value)]
+    if odd or math.isnan(group.silence):
+        raise ValueError(
+            f"place {place.id}: a log-probability of version {version} = {(*odd, group.silence)[0]}, expected a finite number: "
+            "see `tabloop logs evaluation` for its engine. Nothing was sealed; `tabloop cycle` begins again"
+        )
     if reward.silence:
         drawn = [one for one in drawn if one.text or len(one.tokens) > 1]
         quiet = SampledCompletion(group.prompt, (group.end,), (group.silence,), "")

@@ -87,7 +87,8 @@ def capped(context: Context, chosen: pl.DataFrame, drawn: SampledGroups) -> tupl
     """
     settings, logger = context.settings, get_run_logger()
     shares, kinds = weight_shares(settings.collect), settings.train.actions
-    others = "the written text alone does" if "served" not in kinds else "written and served texts do"
+    left = " and ".join(kind for kind in kinds if kind != "drawn")
+    others = f"{left} texts alone do" if left else "nothing else does by train.actions"
     notes = [f"no drawn text teaches, since {drawn.reason}; {others}"] if drawn.reason else []
     try:
         rewarded = reward_samples(chosen, settings.reward, shares, kinds, drawn.actions)

@@ -75,7 +75,7 @@ class StepMetrics(BaseModel):
     settled_loss: float | None = None
     """Mean cross-entropy of the settled tokens, in nats, including those outside the band; none without any."""
     settled_inside: float | None = None
-    """Share of the settled tokens in rows inside the band; none without any."""
+    """Share of the settled tokens in rows inside the band; none without a band."""
     context_loss: float | None = None
     """Mean language-model loss on prompt tokens, in nats; none where it has no weight."""
     kl: float | None = None
@@ -104,8 +104,8 @@ class StepMetrics(BaseModel):
     """`effective_samples` of the served actions."""
     gradient_norm: float
     """Norm of the gradient before clipping."""
-    logit_scale: float
-    """Factor of the logits after this step."""
+    logit_scale: float | None = None
+    """Factor of the logits after this step; none where it stays."""
     learning_rate: float
     """Learning rate of this step."""
     tokens: int
@@ -133,16 +133,16 @@ class Metrics(BaseModel):
     samples: int
     """Samples trained on, in the steps that were taken."""
     skipped: int = 0
-    """Samples in no step that was taken: those of refused steps, and of steps after an early end. They are never used, since
-    later windows begin after them."""
+    """Samples in no step that was taken: those without a text that teaches, those of refused steps, and of steps after an early
+    end. They are never used, since later windows begin after them."""
     tokens: int
-    """Sampled tokens of the samples trained on."""
+    """Served and drawn tokens that taught."""
     settled_tokens: int = 0
     """Settled tokens of the samples trained on."""
     drawn: int = 0
-    """Drawn actions among the samples trained on."""
+    """Drawn actions that taught."""
     mean_reward: float | None
-    """Mean reward of the served and drawn actions trained on; none without any, as the next two."""
+    """Mean reward of the served and drawn actions that taught; none without any, as the next two."""
     entropy: float | None
     """Mean of -log-probability of their tokens as recorded, in nats."""
     importance_clipped: float | None

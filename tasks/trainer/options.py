@@ -44,7 +44,7 @@ class UpdateSettings(Recipe):
     max_logprob_gap_p99: float = Field(0.5, gt=0)
     """Largest 99th percentile of these differences; a larger one refuses the update. A mean hides a few large errors."""
     settled_weight: float = Field(1.0, ge=0)
-    """Weight of the cross-entropy of a settled token; 0: only what was shown teaches."""
+    """Weight of the cross-entropy of a settled token; 0: only served and drawn actions teach."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
     anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""

@@ -201,7 +201,7 @@ def _data(found: Facts) -> str:
         read = ", ".join(f"{each.name}{f' at {each.revision[:12]}' if each.revision else ''}" for each in manifest.learned)
         text = f"Data: own code of {read}. {manifest.samples.rows} positions of training data."
     if steps := training.get("steps"):
-        text += f" {len(steps)} steps{_of_actions(training, steps[-1])}."
+        text += f" {len(steps)} steps{_of_actions(training, steps)}."
     if fitted := manifest.acceptance:
         text += (
             f" Drawn texts are rewarded by an acceptance fitted on {fitted.verdicts} verdicts: log loss {fitted.log_loss:.3f} on "
@@ -210,9 +210,10 @@ def _data(found: Facts) -> str:
     return " ".join([text, *(f"Not done: {note}." for note in (*manifest.notes, *training.get("notes", ())))])
 
 
-def _of_actions(training: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """Return the reward, the KL and the clipped share of served and drawn actions; nothing where none teaches."""
-    if last.get("kl") is None:
+def _of_actions(training: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reward, and the KL and the clipped share of served and drawn actions in the last step that they teach."""
+    number, last = next(((n, step) for n, step in reversed([*enumerate(steps, 1)]) if step.get("kl") is not None), (0, {}))
+    if not last:
         return ""
     kinds = [
         f"{kind} KL {last[f'{kind}_kl']:.5f}, {last[f'{kind}_clip_fraction']:.2%} clipped, effective samples "
@@ -220,7 +221,8 @@ def _of_actions(training: Mapping[str, Any], last: Mapping[str, Any]) -> str:
         for kind in ("served", "drawn")
         if last.get(f"{kind}_kl") is not None
     ] or [f"KL {last['kl']:.5f}, {last['clip_fraction']:.2%} clipped"]
-    return f"; mean reward {training['mean_reward']:.4f}; last step: {'; '.join(kinds)}"
+    where = "last step" if number == len(steps) else f"step {number}, the last one with them"
+    return f"; mean reward {training['mean_reward']:.4f}; {where}: {'; '.join(kinds)}"
 
 
 def _examples(evaluation: Mapping[str, Any], count: int) -> list[str]:

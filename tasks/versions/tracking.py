@@ -30,7 +30,9 @@ REASON_CHARACTERS = 2000
 STEP = re.compile(r"^step \d+ of \d+: (\{.*\})$")
 """The line that the trainer prints for each step."""
 EVERY_STEP = "loss"
-"""The figure that is logged of every step, also where it is 0: by it a step is known to be logged."""
+"""A figure of every step: by it a step is known to be logged."""
+NONE_AT_ZERO = ("tokens", "drawn_tokens", "settled_tokens", "efficiency")
+"""Figures that are 0 where a step has none; all others are None there."""
 BATCH = 1000
 """Metrics per request to MLflow."""
 LAST_SECONDS = 5.0
@@ -171,11 +173,11 @@ def _logged_steps(client: "MlflowClient", run: str) -> set[int]:
 
 
 def _metrics(number: int, step: StepMetrics, seconds: float) -> "list[Metric]":
-    """Return a step's figures; a term of the objective that is switched off is 0 in every step, and draws no chart."""
+    """Return a step's figures; a term of the objective that is switched off has none, and draws no chart."""
     from mlflow.entities import Metric
 
     values: dict[str, Any] = step.model_dump()
-    figures = {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v) and (v or k == EVERY_STEP)}
+    figures = {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v) and (v or k not in NONE_AT_ZERO)}
     return [Metric(f"step.{name}", value, int(seconds * 1000), number) for name, value in figures.items()]
 
 

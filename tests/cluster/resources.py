@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 Object = dict[str, Any]
-PATCHES = ("application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json")
 VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
 

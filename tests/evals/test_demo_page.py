@@ -14,12 +14,17 @@ from evals.developers import PairedRun, Pin, Tally
 from evals.developers.tally import Example
 from infra.records import CycleOutcome, Look
 from infra.registry.client import Aliases
+from infra.settings import Settings
 from infra.storage import looks
+from infra.storage.store import to_parquet
+from tasks.steps import transaction
 from tests.evals.made_report import report
 from tests.infra import page_checks
 from tests.serving.fakes import MemoryStore, experiment
 from tests.serving.status import shown
 from tests.serving.status.browser import tab
+from tests.tasks.made import sample
+from tests.tasks.steps.test_transaction import FIELDS
 
 SEEN = Example("u", "1", "a.py", "x = ", "", "value + 1", False, "wrong")
 
@@ -68,6 +73,17 @@ def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:
     first = row.sequences[0]
     assert [point.requests for point in first.points] == [100, 400, 1600] and first.planned_requests == shown.PLANNED
     assert first.margins == [pytest.approx(-0.024)] and first.points[-1].estimate == 0.02
+
+
+def test_a_cycle_has_the_figures_of_the_last_step_that_rewarded_actions_teach() -> None:
+    store = MemoryStore()
+    transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings())
+    steps = [{"kl": 0.5, "clip_fraction": 0.125}, {"kl": None, "settled_loss": 2.0}]
+    store.put_json("cycles/cycle-000001/training.json", {"steps": steps})
+    outcome = CycleOutcome(cycle="cycle-000001", result="registered", reason="")
+    state = history.LoopState(Aliases("1", "2", None, None), {outcome.cycle: outcome.model_dump()}, {})
+    (row,) = history.cycle_rows(store, state)
+    assert (row.kl, row.clip_fraction, [step.kl for step in row.steps]) == (0.5, 0.125, [0.5, None])
 
 
 def test_the_result_stands_first_and_every_chart_has_its_words_and_numbers() -> None:

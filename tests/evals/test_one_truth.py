@@ -161,7 +161,9 @@ async def test_every_place_shows_the_same_numbers(challenger: float, verdict: st
         for place, text in found.texts.items():
             assert words in text, (place, arm)
             assert str(found.requests[arm]) in text, f"{place}: a figure without its number of requests"
-    change = figures.acceptance_change(found.verdict)
+    estimate, low, high = found.verdict.estimate, found.verdict.low, found.verdict.high
+    assert estimate is not None and low is not None and high is not None
+    change = figures.change("accepted", estimate, low, high)
     for place in ("console", "report", "page", "MLflow", "Prefect"):
         assert change in found.texts[place], place
         assert set(RATE.findall(found.texts[place])) == set(arms), f"{place}: another acceptance"

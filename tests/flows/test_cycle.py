@@ -170,6 +170,26 @@ def test_without_enough_verdicts_the_written_text_alone_is_trained_on_and_the_ma
     assert [s for s in sealed if s.settled_token_ids] == list(taught_by(sealed, UpdateSettings(actions=("written", "drawn"))))
 
 
+@pytest.mark.parametrize(
+    ("actions", "rest"),
+    [
+        (("written", "drawn"), "written texts alone do"),
+        (("drawn", "served"), "served texts alone do"),
+        (("written", "served", "drawn"), "written and served texts alone do"),
+        (("drawn",), "nothing else does by train.actions"),
+    ],
+)
+def test_the_note_on_texts_that_are_not_drawn_names_the_actions_that_teach(
+    world: World, drawing: FakeEngine, monkeypatch: pytest.MonkeyPatch, actions: tuple[str, ...], rest: str
+) -> None:
+    settings = settings_.load()
+    wanted = settings.train.model_copy(update={"actions": actions})
+    monkeypatch.setattr("infra.settings.load", lambda: settings.model_copy(update={"train": wanted}))
+    ship_settled(world, 60)
+    cycle()
+    assert manifest_and_samples(world)[0].notes[0].endswith(f"or more of either; {rest}")
+
+
 def test_a_cycle_waits_for_the_engine_that_draws_and_seals_nothing(world: World, drawing: FakeEngine) -> None:
     ship_settled(world, 120)
     drawing.away = True

@@ -1,4 +1,4 @@
-"""One critic-free PPO update over served completions.
+"""One critic-free PPO update over actions at places (tasks/rewards/actions.py).
 
 The clip holds the policy near the proximal policy. For samples of the current version that is the behaviour policy, whose
 log-probabilities the server recorded; for older samples, or for all (`recomputed`), it is the weights at the start of the
@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -102,18 +102,21 @@ class UpdateResult:
     """Refused steps and an early end, each with its reason."""
     trained: set[int] = field(default_factory=set)
     """Indices of the samples of the steps that were taken."""
+    acted: set[int] = field(default_factory=set)
+    """Those whose sampled tokens taught in one of these steps."""
 
     def note(self, text: str) -> None:
         """Keep and log a note."""
         self.notes.append(text)
         log.info(text)
 
-    def take(self, metrics: StepMetrics, bounded: float, samples: Sequence[int], name: str) -> None:
+    def take(self, metrics: StepMetrics, bounded: float, samples: Mapping[int, Sample], name: str) -> None:
         """Count a step that was taken, and log its metrics."""
         log.info("%s: %s", name, metrics.model_dump_json(exclude_none=True))
         self.steps.append(metrics)
         self.bounded += bounded
-        self.trained.update(samples)
+        self.trained |= samples.keys()
+        self.acted |= {i for i, sample in samples.items() if sample.token_ids}
 
 
 def update(
@@ -138,6 +141,9 @@ def update(
     def taught_at(numbers: Sequence[int]) -> list[list[int]]:
         return [some for n in numbers if (some := [i for i in places[n] if _teaches(samples[i], settled)])]
 
+    def refusal(step: Sequence[Sequence[int]]) -> str | None:
+        return safety.empty_refusal([samples[i] for place in step for i in place], len(step), ranks)
+
     def accumulated(step: Sequence[Sequence[int]]) -> reports.Totals:
         own = [i for place in step[rank::ranks] for i in place]
         most = job.micro_batch_tokens, policies, context, settled, job.micro_batch_positions
@@ -147,7 +153,7 @@ def update(
     for number, numbers in enumerate(steps, 1):
         step = taught_at(numbers)
         start, cpu_start = time.perf_counter(), time.process_time()
-        if reason := safety.empty_refusal([samples[i] for place in step for i in place], len(step), ranks):
+        if reason := refusal(step):
             result.note(f"step {number} refused: {reason}")
             continue
         totals = accumulated(step)
@@ -159,18 +165,19 @@ def update(
             result.note(f"step {number} and on: {exceeded}, {rest}")
             if not goes_on:
                 break
-            if len(step := taught_at(numbers)) < ranks:
+            if reason := refusal(step := taught_at(numbers)):
+                result.note(f"step {number} refused: {reason}")
                 continue
             totals = accumulated(step)
         if reason := safety.step_refusal(totals, model.gradient_is_finite(), job.max_ratio):
             scale.drop_gradient()
             result.note(f"step {number} refused: {reason}")
             continue
-        rate, trained = learning_rate(job, number, len(steps)), [i for place in step for i in place]
+        rate, trained = learning_rate(job, number, len(steps)), {i: samples[i] for place in step for i in place}
         norm = model.apply(rate)
         scale.step(totals.sums.tokens + totals.sums.settled_tokens)
-        rows, seconds, cpu_seconds = [samples[i] for i in trained], time.perf_counter() - start, time.process_time() - cpu_start
-        readings = {"gradient_norm": norm, "logit_scale": scale.factor, "learning_rate": rate}
+        rows, seconds, cpu_seconds = list(trained.values()), time.perf_counter() - start, time.process_time() - cpu_start
+        readings = {"gradient_norm": norm, "logit_scale": scale.factor if job.logit_scale_rate else None, "learning_rate": rate}
         readings |= _speed(model, rows, job, seconds, cpu_seconds, peak)
         result.take(reports.metrics(totals, rows, job, readings), totals.sums.bounded, trained, f"step {number} of {len(steps)}")
     if not result.steps:
@@ -332,7 +339,7 @@ def run(job: Job) -> Metrics:
     clock.append(("end", time.monotonic()))
 
     seconds = {name: end - begin for (name, begin), (_, end) in pairwise(clock)}
-    metrics = _metrics(trained_rows, len(every), result, agreement, seconds)
+    metrics = metrics_of(trained_rows, len(every), result, agreement, seconds)
     if dist.get_rank() == 0:
         # metrics.json marks the update as complete: it is written last, and atomically.
         partial = job.output / f"{METRICS_NAME}.partial"
@@ -341,11 +348,12 @@ def run(job: Job) -> Metrics:
     return metrics
 
 
-def _metrics(
+def metrics_of(
     samples: Sequence[Sample], count: int, result: UpdateResult, agreement: safety.Agreement | None, seconds: dict[str, float]
 ) -> Metrics:
+    """Return an update's metrics; `count`: samples of the job, those without a target included."""
     trained = [samples[i] for i in sorted(result.trained)]
-    scored = [sample for sample in trained if sample.token_ids]
+    scored = [samples[i] for i in sorted(result.acted)]
     tokens = sum(len(s.token_ids) for s in scored)
     return Metrics(
         samples=len(trained),

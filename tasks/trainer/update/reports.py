@@ -109,10 +109,9 @@ def metrics(totals: Totals, samples: Sequence[Sample], options: UpdateSettings, 
     if sums.tokens and options.kl_weight:
         found |= {"reference_kl": sums.reference_kl / sums.tokens}
     if sums.settled_tokens:
-        found |= {
-            "settled_loss": sums.settled / sums.settled_tokens,
-            "settled_inside": sums.settled_inside / sums.settled_tokens,
-        }
+        found |= {"settled_loss": sums.settled / sums.settled_tokens}
+    if sums.settled_tokens and (options.settled_min_loss or options.settled_max_loss):
+        found |= {"settled_inside": sums.settled_inside / sums.settled_tokens}
     if sums.prompted:
         found |= {"context_loss": sums.context / sums.prompted}
     return StepMetrics(**found)

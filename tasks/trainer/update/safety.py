@@ -92,8 +92,11 @@ class Drift:
         """Sum of the divergences, and tokens, of each step."""
 
     def exceeded(self, totals: Totals) -> str | None:
-        """Return how far the policy has drifted by a further step with sampled tokens, if that is above the bound."""
-        if not totals.sums.tokens:
+        """Return how far the policy has drifted by a further step with sampled tokens, if that is above the bound.
+
+        A step whose divergence is no number is refused elsewhere, and counts in no mean.
+        """
+        if not totals.sums.tokens or not math.isfinite(totals.sums.kl):
             return None
         self._steps.append((totals.sums.kl, totals.sums.tokens))
         while sum(tokens for _, tokens in self._steps) - self._steps[0][1] >= DRIFT_TOKENS:

@@ -34,13 +34,15 @@ def taught_by(samples: Sequence[Sample], options: UpdateSettings) -> Sequence[Sa
     written = uses_written_text(options)
     taught = [sample for sample in samples if reads_tokens(sample, options) or (written and sample.settled_token_ids)]
     if not taught:
-        settled = sum(bool(sample.settled_token_ids) for sample in samples)
+        count, settled = len(samples), sum(bool(sample.settled_token_ids) for sample in samples)
         rewards = sorted({sample.reward for sample in samples if sample.token_ids})
+        with_advantage = sum(bool(sample.advantage) for sample in samples)
+        advantages = f"advantage above or below 0 for {with_advantage} of" if with_advantage else "advantage = 0 for each of"
         raise HarmfulUpdate(
             f"nothing teaches: actions = {list(options.actions)}, surrogate_weight = {options.surrogate_weight:g}, "
-            f"settled_weight = {options.settled_weight:g}, {settled} of {len(samples)} samples with a settled "
-            f"text, advantage = 0 for each of {len(samples)} samples (rewards {rewards[:3]}), expected either; wait for "
-            "settled text (collect.hindsight) or for accepts and rejections, or raise a weight"
+            f"settled_weight = {options.settled_weight:g}, {settled} of {count} samples with a settled text, {advantages} "
+            f"{count} samples (rewards {rewards[:3]}), expected a text of one of the actions, with a weight; wait for settled "
+            "text (collect.hindsight) or for accepts and rejections, or change train.actions"
         )
     return taught
 
@@ -52,8 +54,8 @@ def trained_part(samples: Sequence[Sample], options: UpdateSettings) -> Sequence
 
 
 def without(sample: Sample, sampled: bool, settled: bool) -> Sample:
-    """Return a sample without its sampled tokens or without its settled text."""
-    removed: dict[str, Any] = {"token_ids": (), "logprobs": ()} if sampled and sample.token_ids else {}
+    """Return a sample without its sampled tokens and their advantage, or without its settled text."""
+    removed: dict[str, Any] = {"token_ids": (), "logprobs": (), "advantage": 0.0} if sampled and sample.token_ids else {}
     removed |= {"settled_token_ids": ()} if settled and sample.settled_token_ids else {}
     return sample.model_copy(update=removed) if removed else sample
 

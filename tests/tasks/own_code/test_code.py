@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tokenizers import Tokenizer
@@ -12,13 +13,16 @@ from infra.model.fim import Renderer
 from infra.records import Sample
 from infra.redaction.redactor import Redactor
 from infra.settings import ROOT, Settings
-from infra.settings.schema import Collect, Evaluate
+from infra.settings.schema import Collect, Evaluate, Groups, Train
 from infra.storage.store import from_parquet
 from tasks.evaluation.heldout.directory import read_code
 from tasks.own_code import code, places, repository
 from tasks.own_code.holes import holes_of
 from tasks.own_code.places import draw, share_of_file
 from tasks.own_code.repository import NoCode
+from tasks.trainer.options import UpdateSettings
+from tasks.trainer.update.targets import taught_by
+from tests.tasks.made import sample
 
 SECRET = 'PASSWORD = "hunter2-Xk29fQz81LmP"'
 SERVICE, WEB = ROOT / "tests/data/code/service", ROOT / "tests/data/code/web"
@@ -120,8 +124,8 @@ def test_no_file_and_no_repository_has_more_than_its_share(shop: Path, tmp_path:
     found = samples(learned([shop, WEB, SERVICE], renderer, 2000, max_project_share=0.4))
     of_project = Counter(s.project for s in found)
     weights: dict[str, float] = defaultdict(float)
-    for sample in found:
-        weights[sample.project] += len(sample.settled_token_ids) * sample.settled_weight
+    for row in found:
+        weights[row.project] += len(row.settled_token_ids) * row.settled_weight
     assert set(of_project) == {"shop", "web", "service"}
     assert max(of_project.values()) <= 0.4 * len(found) + 1e-9 and max(weights.values()) <= 0.401 * sum(weights.values())
 
@@ -131,11 +135,13 @@ def test_the_share_of_a_file_leaves_room_for_few_files(files: int, share: float)
     assert share_of_file(files) == share
 
 
-def test_settings_of_the_update_let_written_text_alone_teach() -> None:
-    given = Settings()
-    assert given.train.surrogate_weight
-    assert code.training_settings(given).train.surrogate_weight == 0
-    assert code.training_settings(given).collect == given.collect
+@pytest.mark.parametrize("actions", [("written", "served", "drawn"), ("served",), ("drawn",)])
+def test_settings_of_the_update_let_written_text_alone_teach(actions: tuple[Literal["written", "served", "drawn"], ...]) -> None:
+    given = Settings(train=Train(actions=actions, groups=Groups(places=9)))
+    found = code.training_settings(given).train
+    assert not found.draws and code.training_settings(given).collect == given.collect
+    row = sample(outcome="unjudged", token_ids=[], logprobs=[], settled_token_ids=[7])
+    assert taught_by([row], UpdateSettings(actions=found.actions, surrogate_weight=found.surrogate_weight)) == [row]
 
 
 @pytest.mark.parametrize(

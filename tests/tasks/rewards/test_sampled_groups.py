@@ -89,6 +89,23 @@ def test_a_group_has_a_row_for_each_text_and_one_for_silence() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("of_token", "of_silence"), [(math.nan, -1.0), (-math.inf, -1.0), (-0.5, math.nan)])
+def test_a_log_probability_that_no_update_can_use_is_refused_before_the_seal(of_token: float, of_silence: float) -> None:
+    odd = SampledCompletion((1, 2, 3), (5, 6), (-0.5, of_token), "total")
+
+    def broken(asked: Sequence[SettledPlace]) -> list[DrawnGroup]:
+        return [DrawnGroup((1, 2, 3), (completion("other()"), odd), END, of_silence) for _ in asked]
+
+    with pytest.raises(ValueError, match=r"place r\d+: a log-probability of version 7 = -?(nan|inf), expected a finite"):
+        draw(places(), "7", broken, GROUPS, REWARD)
+
+
+def test_a_place_at_which_silence_is_impossible_has_no_row_of_it_that_teaches() -> None:
+    drawn = draw(places(), "7", lambda asked: [replace(one, silence=-math.inf) for one in sampler(asked)], GROUPS, REWARD)
+    found = decide([], [one.action for one in drawn.actions], {"r0"}, REWARD, ("written", "drawn"))
+    assert {one.kind for one, advantage in zip(drawn.actions, found, strict=True) if advantage} == {"drawn"}
+
+
 def test_the_places_do_not_depend_on_their_order_and_end_where_a_line_ends() -> None:
     some = places()
     chosen = {one.sample.completion_id for one in draw(some, "7", sampler, GROUPS, REWARD).actions}
@@ -130,6 +147,13 @@ def test_texts_that_flatter_the_fitted_acceptance_gain_nothing() -> None:
     assert best == max(*relative.values(), best) > 0, "the written text"
     by_length = [relative[one.sample.completion_id] for one in found[1:3]]
     assert max(by_length) < 0, "single characters"
+
+
+@pytest.mark.parametrize("settings", [{"actions": ("drawn",)}, {"actions": ("served",), "surrogate_weight": 0.0}])
+def test_settings_by_which_nothing_could_teach_are_refused(settings) -> None:
+    with pytest.raises(ValueError, match=r'actions = .*, expected "written" among them with surrogate_weight = [01] and'):
+        Train(**settings)
+    assert Train(actions=("drawn",), groups=GROUPS).draws and Train(actions=("served",))
 
 
 @pytest.mark.parametrize("changes", [{"surrogate_weight": 0.0}])

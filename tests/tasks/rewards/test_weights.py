@@ -21,7 +21,7 @@ from infra.settings.schema import Collect, Reward
 from tasks.labels.context_lines import without_context_lines
 from tasks.labels.samples import with_settled_tokens
 from tasks.labels.shares import weight_shares
-from tasks.rewards.reward import reward_samples
+from tasks.rewards.reward import DrawnAction, reward_samples
 from tasks.rewards.scaling import weight_cap
 from tasks.rewards.weights import TooFewToShare, cap_weights
 from tests.tasks.labels.test_accounting import account_with_samples
@@ -58,6 +58,23 @@ def test_the_weights_of_one_user_are_scaled_and_keep_their_signs() -> None:
     assert cap_weights(zero, (), {"user": 0.1})[0].drop("settled_weight").equals(zero)
     with pytest.raises(TooFewToShare, match="4 users for 5 or more"):
         cap_weights(frame, (), {"user": 0.2, "project": 1.0})
+
+
+def test_a_long_completion_weighs_by_its_tokens_as_in_the_loss() -> None:
+    rows = [sample(f"r{n}", user=f"u{n}", token_ids=[1] * n, logprobs=[-0.5] * n) for n in (24, 1, 2, 3)]
+    drawn = rows[3].model_copy(update={"completion_id": "r3/drawn-1", "outcome": "judged"})
+    found = reward_samples(sample_frame(rows), Reward(), {"user": 0.4}, drawn=[DrawnAction(drawn, "r3", "drawn", 1.0)])
+    sizes = {row["user"]: abs(row["advantage"]) * row["tokens"] for row in found.samples.iter_rows(named=True)}
+    sizes["u3"] += sum(abs(row.advantage) * len(row.token_ids) for row in found.drawn)
+    assert sizes["u24"] == pytest.approx(0.4 * sum(sizes.values()))
+
+
+def test_settled_text_that_does_not_teach_keeps_nobody_waiting() -> None:
+    rows = [sample(f"r{n}", user=f"u{n}", settled_token_ids=[7] * (n == 0)) for n in range(4)]
+    found = reward_samples(sample_frame(rows), Reward(), {"user": 0.3}, ("served",)).samples
+    assert found["advantage"].abs().min() > 0 and found["settled_weight"].to_list() == [1.0] * 4  # type: ignore[operator]
+    with pytest.raises(TooFewToShare, match="1 users for 4 or more"):
+        reward_samples(sample_frame(rows), Reward(), {"user": 0.3})
 
 
 def test_the_settled_text_of_one_user_is_scaled_to_the_same_share() -> None:

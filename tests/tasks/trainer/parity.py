@@ -259,6 +259,7 @@ def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parall
         "reference_kl": expected.reference_kl,
         "reward": sum(s.reward for s in rows) / len(rows),
         "efficiency": flops.of_step(trained.hf_config, sizes, 0) / result.steps[0].seconds / 1e9,
+        **{"logit_scale": None, "settled_inside": None},
     }
     return {"values": result.steps[0].model_dump(include=set(wanted)), "wanted": wanted}
 

@@ -75,7 +75,10 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     bounded = job.model_copy(update={"max_kl": 1e-6})
     stopped = ppo.update(trained_model(directory, parallel), exact, bounded, NO_POLICIES, LogitScale(0.0))
     answers |= {"before_the_kl": len(stopped.steps), "stopped": stopped.notes}
-    written = ppo.update(trained_model(directory, parallel), with_settled_text(exact), bounded, NO_POLICIES, LogitScale(0.0))
+    rows = with_settled_text(exact)
+    written = ppo.update(trained_model(directory, parallel), rows, bounded, NO_POLICIES, LogitScale(0.0))
+    figures = ppo.metrics_of(rows, len(rows), written, None, {})
+    answers |= {"acted": figures.tokens, "of_steps": sum(step.tokens for step in written.steps), "all": figures.samples}
     answers |= {"drifted": written.notes, "after_the_drift": [(step.kl, step.settled_tokens) for step in written.steps[1:]]}
     return answers | {"first_step": stopped.steps[0].model_dump()}
 

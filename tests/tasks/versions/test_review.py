@@ -160,3 +160,18 @@ def test_a_version_that_no_cycle_made_keeps_its_description(store: MemoryStore, 
     by_hand = decision().experiment.model_copy(update={"challenger": "1"})
     describe_again(store, registry.client, Settings(), decision().model_copy(update={"experiment": by_hand}))
     assert registry.descriptions == {}
+
+
+def test_the_figures_of_rewarded_actions_are_those_of_the_last_step_that_they_teach(
+    store: MemoryStore, registry: MemoryRegistry
+) -> None:
+    drawn = {f"drawn_{name}": value for name, value in {"kl": 0.25, "clip_fraction": 0.125, "effective_samples": 0.75}.items()}
+    rewarded, written = {"kl": 0.25, "clip_fraction": 0.125, **drawn}, {"kl": None, "settled_loss": 2.0}
+    figures = "drawn KL 0.25000, 12.50% clipped, effective samples 0.75."
+    for steps, expected in (
+        ([written, rewarded], f" 2 steps; mean reward 0.1000; last step: {figures}"),
+        ([rewarded, written, written], f" 3 steps; mean reward 0.1000; step 1, the last one with them: {figures}"),
+        ([written], " 1 steps."),
+    ):
+        store.put_json(cycles.key("cycle-000002", "training.json"), {"mean_reward": 0.1, "steps": steps})
+        assert expected in review.page(facts_of(store, registry))

@@ -90,6 +90,16 @@ def test_steps_are_logged_during_training_and_the_run_stays_open(settings: Regis
     assert all(before <= m.timestamp <= time.time() * 1000 for m in history)
 
 
+def test_a_chart_has_its_zeros_and_what_a_step_has_none_of_draws_none(settings: Registry) -> None:
+    client = tracking.connect(settings)
+    run = tracking.run_of(client, settings.model, CYCLE)
+    found = StepMetrics.model_validate(STEPS[0].model_dump() | {"served_kl": None, "tokens": 9})
+    tracking.log_steps(client, run, [found], time.time())
+    figures = client.get_run(run).data.metrics
+    assert figures["step.clip_fraction"] == figures["step.kl"] == 0.0 and figures["step.tokens"] == 9
+    assert not figures.keys() & {"step.served_kl", "step.drawn_tokens", "step.settled_tokens", "step.efficiency"}
+
+
 def test_mlflow_opens_an_experiment_on_its_runs_and_models(settings: Registry) -> None:
     client = tracking.connect(settings)
     client.create_experiment(settings.model)  # by an earlier release, without the tag

@@ -34,6 +34,7 @@ def test_the_written_text_goes_on_where_the_draws_have_drifted(answers, layout):
     values = answers[layout]["refusals"]
     (note,) = values["drifted"]
     assert note.startswith("step 2 and on: KL ") and note.endswith("the written text alone is trained on")
+    assert values["all"] > 4 and 0 < values["acted"] == values["of_steps"], "the others taught by their written text alone"
     assert len(values["after_the_drift"]) == 5 and all(kl is None and tokens for kl, tokens in values["after_the_drift"])
 
 

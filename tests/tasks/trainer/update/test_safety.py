@@ -66,6 +66,12 @@ def test_drift_is_that_of_the_latest_thousand_tokens() -> None:
     assert drifted[:9] == [None] * 9 and drifted[10], "what came before the latest tokens counts no more"
 
 
+def test_a_refused_step_without_a_number_does_not_switch_the_bound_of_the_drift_off() -> None:
+    drift = Drift(0.5)
+    assert drift.exceeded(totals([math.nan], kl=math.nan, tokens=10.0)) is None
+    assert drift.exceeded(totals([0.0], kl=60.0, tokens=10.0)), "the next step has drifted"
+
+
 def totals(log_ratio: list[float], **changes: float) -> Totals:
     plain = dict.fromkeys(Sums._fields, 1.0) | changes
     return Totals(Sums(**plain), torch.tensor(log_ratio))

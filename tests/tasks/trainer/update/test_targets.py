@@ -5,8 +5,8 @@ import math
 import pytest
 
 from tasks.trainer.options import UpdateSettings
-from tasks.trainer.update.safety import HarmfulUpdate
-from tasks.trainer.update.targets import likely_enough, taught_by, trained_part
+from tasks.trainer.update.safety import HarmfulUpdate, empty_refusal
+from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, without
 from tests.tasks.made import sample
 
 BOTH, SHOWN = sample("both", settled_token_ids=[7, 8], advantage=0.5), sample("shown", advantage=-0.5)
@@ -57,17 +57,23 @@ def test_the_kl_and_entropy_terms_read_the_sampled_tokens(weight: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "options"),
+    ("samples", "options", "advantages"),
     [
-        ([SHOWN], SETTLED_ONLY),
-        ([BOTH], UpdateSettings(surrogate_weight=0, settled_weight=0)),
-        ([ALONE, DRAWN], UpdateSettings(actions=("served",))),
-        ([sample("c"), sample("d", reward=0.5)], UpdateSettings()),
+        ([SHOWN], SETTLED_ONLY, "above or below 0 for 1 of 1 samples"),
+        ([BOTH], UpdateSettings(surrogate_weight=0, settled_weight=0), "above or below 0 for 1 of 1 samples"),
+        ([ALONE, DRAWN], UpdateSettings(actions=("served",)), "above or below 0 for 1 of 2 samples"),
+        ([sample("c"), sample("d", reward=0.5)], UpdateSettings(), "= 0 for each of 2 samples"),
     ],
 )
-def test_an_update_that_nothing_teaches_is_refused(samples, options) -> None:
-    with pytest.raises(HarmfulUpdate, match=r"nothing teaches: actions = \["):
+def test_an_update_that_nothing_teaches_is_refused(samples, options, advantages: str) -> None:
+    with pytest.raises(HarmfulUpdate, match=rf"nothing teaches: actions = \[.*, advantage {advantages}"):
         taught_by(samples, options)
+
+
+def test_a_step_of_samples_that_lost_their_sampled_tokens_has_nothing_to_learn() -> None:
+    weightless = BOTH.model_copy(update={"settled_weight": 0.0})
+    assert empty_refusal([weightless], 1, 1) is None
+    assert empty_refusal([without(weightless, sampled=True, settled=False)], 1, 1), "Adam would repeat its last direction"
 
 
 def test_settled_text_that_the_policy_hardly_ever_writes_is_left_out() -> None:
