@@ -197,7 +197,10 @@ class _Reader:
         stored = counted.read(self.store, span)
         if missing := COLUMNS.keys() - set(stored.rows.columns):
             raise Unusable(f"{self.store.uri(span.key)} lacks the column {min(missing)!r}")
-        rows = _typed(stored.rows)
+        try:
+            rows = _typed(stored.rows)
+        except pl.exceptions.PolarsError as error:
+            raise Unusable(f"{self.store.uri(span.key)} holds other values than the columns name: {error}") from None
         if span.key not in self.known:
             self.keep(span, replace(stored, rows=rows))
         return rows
