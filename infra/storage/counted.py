@@ -175,7 +175,9 @@ def read_inputs(store: ObjectStore, span: Span) -> Inputs:
     """Return what the requests of a span were made from. Raises Unusable."""
     packed = _table(store, inputs_key(span)).rows
     try:
-        objects, events = (packed.select(*columns).explode(*columns).drop_nulls(last).cast(columns) for columns, last in _PARTS)
+        objects, events = (
+            packed.select(*columns).explode(*columns).drop_nulls(last).cast(pl.Schema(columns)) for columns, last in _PARTS
+        )
     except pl.exceptions.PolarsError as error:
         raise Unusable(f"{store.uri(inputs_key(span))} does not hold the inputs of {span.key}: {error}") from None
     return Inputs(objects, events)

@@ -185,7 +185,7 @@ def cards_of(settings: Settings) -> int:
 
 def check(engine: Engine, prompt: int) -> None:
     """Raise NotAnEngine if the model cannot be divided over the engine's cards, or cannot read a prompt of so many tokens, or if
-    the rate that the user gives is none."""
+    the user gives a rate of less than LEAST_RATE."""
     model = engine.model
     if 0 < engine.given_rate < LEAST_RATE:
         raise NotAnEngine(
