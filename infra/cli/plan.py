@@ -43,7 +43,7 @@ app.add_typer(plan_, name="plan", rich_help_panel=LOOK)
 @plan_.callback()
 def plan(
     context: typer.Context,
-    days: Annotated[float, typer.Option(help="days of recent traffic to plan from")] = 7.0,
+    days: Annotated[float, typer.Option(min=0.04, max=366, callback=finite, help="days of recent traffic to plan from")] = 7.0,
     project: Project = "",
     as_json: Json = False,
 ) -> None:

@@ -174,7 +174,12 @@ def read(store: ObjectStore, span: Span) -> Stored:
 def read_inputs(store: ObjectStore, span: Span) -> Inputs:
     """Return what the requests of a span were made from. Raises Unusable."""
     packed = _table(store, inputs_key(span)).rows
-    objects, events = (packed.select(*columns).explode(*columns).drop_nulls(last) for columns, last in _PARTS)
+    try:
+        objects, events = (
+            packed.select(*columns).explode(*columns).drop_nulls(last).cast(pl.Schema(columns)) for columns, last in _PARTS
+        )
+    except pl.exceptions.PolarsError as error:
+        raise Unusable(f"{store.uri(inputs_key(span))} does not hold the inputs of {span.key}: {error}") from None
     return Inputs(objects, events)
 
 
@@ -243,7 +248,14 @@ def _table(store: ObjectStore, key: str) -> Stored:
         table = pq.ParquetFile(pa.BufferReader(body)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Unusable(f"{store.uri(key)} cannot be read: {error}") from None
-    about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
-    if about.get("release") != RELEASE:
-        raise Unusable(f"{store.uri(key)} is of release {about.get('release')!r}, expected {RELEASE!r}")
+    release = _release(table.schema.metadata or {})
+    if release != RELEASE:
+        raise Unusable(f"{store.uri(key)} is of release {release!r}, expected {RELEASE!r}")
     return Stored(pl.DataFrame(pl.from_arrow(table.replace_schema_metadata(None))), sha256([body]))
+
+
+def _release(metadata: dict[bytes, bytes]) -> object:
+    """Return the release that an object names; None where it names none."""
+    with suppress(ValueError, AttributeError):
+        return json.loads(metadata.get(ABOUT, b"{}")).get("release")
+    return None

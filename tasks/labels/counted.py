@@ -174,7 +174,7 @@ class _Reader:
         found = counted.listed(self.store, self.join_seconds, self.begin - DAY, self.settled)
         for span in sorted(set(found.values())):
             try:
-                rows, inputs = self.whole(span), counted.read_inputs(self.store, span)
+                inputs, rows = counted.read_inputs(self.store, span), self.whole(span)
             except Unusable as error:
                 log.warning("%s: it is removed and made again", error)
                 counted.remove(self.store, span.key)
@@ -197,14 +197,18 @@ class _Reader:
         stored = counted.read(self.store, span)
         if missing := COLUMNS.keys() - set(stored.rows.columns):
             raise Unusable(f"{self.store.uri(span.key)} lacks the column {min(missing)!r}")
-        rows = _typed(stored.rows)
+        try:
+            rows = _typed(stored.rows)
+        except pl.exceptions.PolarsError as error:
+            raise Unusable(f"{self.store.uri(span.key)} holds other values than the columns name: {error}") from None
         if span.key not in self.known:
             self.keep(span, replace(stored, rows=rows))
         return rows
 
-    def keep(self, span: Span, stored: Stored) -> None:
-        """Keep the requests of a span that are in the sample."""
-        self.known[span.key] = replace(stored, rows=self.sample.of(stored.rows, pl.col("time") > self.begin))
+    def keep(self, span: Span, stored: Stored, instead: pl.DataFrame | None = None) -> None:
+        """Keep the requests of a span that are in the sample; `instead`: those of the spans in whose place it comes."""
+        rows = self.sample.of(stored.rows, pl.col("time") > self.begin, instead=instead)
+        self.known[span.key] = replace(stored, rows=rows)
 
     def label(
         self, keys: Mapping[str, Sequence[str]], begin: float, end: float, sample: Sample | None = None
@@ -245,8 +249,9 @@ class Making:
             made = self._made(span.begin, span.end, "events came late", known=known)
             if made.digest != span.digest:
                 log.warning("%s: events came late: it is made again", self.reader.store.uri(span.key))
+                before = self.reader.whole(span)
                 rows, _ = self.reader.label(self.keys(span.begin, span.end), span.begin, span.end)
-                self._write(span.level, span.begin, rows, made)
+                self._write(span.level, span.begin, rows, made, before)
 
     def first(self, hours: Collection[float]) -> None:
         """Make the spans of hours that have none: days where all of their hours settled at once."""
@@ -275,7 +280,7 @@ class Making:
                 pl.concat([each.events for each in inputs]).unique(),
             )
             rows = pl.concat([self.reader.whole(span) for span in spans])
-            self._write("day", chunk[0], rows, Made(both, counted.digest(both.objects), "its hours settled"))
+            self._write("day", chunk[0], rows, Made(both, counted.digest(both.objects), "its hours settled"), rows)
 
     def keys(self, begin: float, end: float) -> dict[str, list[str]]:
         """Return the event objects from which the requests of a time are labelled, by kind."""
@@ -298,9 +303,9 @@ class Making:
         objects = pl.concat([ended, older.objects]).unique(["kind", "key"], maintain_order=True)
         return Made(Inputs(objects, pl.concat([events, older.events]).unique()), digest, why)
 
-    def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made) -> None:
+    def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made, instead: pl.DataFrame | None = None) -> None:
         span, stored = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
-        self.reader.keep(span, replace(stored, rows=rows))
+        self.reader.keep(span, replace(stored, rows=rows), instead)
         self.spans |= dict.fromkeys(span.hours, span)
 
 

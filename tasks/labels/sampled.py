@@ -58,15 +58,22 @@ class Sample:
         self.share = share
         self._most, self._counts = most, np.zeros(LEVELS + 1, dtype=np.int64)
 
-    def of(self, rows: pl.DataFrame, counted: pl.Expr | None = None) -> pl.DataFrame:
-        """Return the rows of the users in the sample with their `level`, after all rows were counted, or those that `counted`
-        selects. The share may fall; what was returned before is then filtered by `again`."""
+    def of(self, rows: pl.DataFrame, counted: pl.Expr | None = None, *, instead: pl.DataFrame | None = None) -> pl.DataFrame:
+        """Return the rows of the users in the sample with their `level`.
+
+        All rows are counted first, or those that `counted` selects. The share may fall; what was returned before is then filtered
+        by `again`.
+
+        Args:
+            instead: rows that were given before, in whose place these come: they count no more.
+        """
         if self._most is None and self.share >= 1:
             return rows.with_columns(level=pl.lit(0, pl.UInt8))
         rows = rows.with_columns(levels(rows["user"]))
         if self._most is not None:
-            found = rows["level"] if counted is None else rows.filter(counted)["level"]
-            self._counts += np.bincount(found.to_numpy(), minlength=LEVELS + 1)
+            self._counts += _by_level(rows, counted)
+            if instead is not None:
+                self._counts -= _by_level(instead.with_columns(levels(instead["user"])), counted)
             held = np.cumsum(self._counts[::-1])[::-1]  # by level: the requests of this level and above
             self.share = min(self.share, 0.5 ** int(np.argmax(held <= self._most)) if held[0] > self._most else 1.0)
         return self.again(rows)
@@ -74,3 +81,9 @@ class Sample:
     def again(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows that are still in the sample, by their `level`."""
         return rows if self.share >= 1 else rows.filter(pl.col("level") >= depth(self.share))
+
+
+def _by_level(rows: pl.DataFrame, counted: pl.Expr | None) -> np.ndarray:
+    """Return the number of rows of each level."""
+    found = rows["level"] if counted is None else rows.filter(counted)["level"]
+    return np.bincount(found.to_numpy(), minlength=LEVELS + 1)

@@ -6,16 +6,19 @@ removes the objects that an existing container holds. A reader that lists both r
 anywhere; the same segments make the same container under the same key.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from infra.storage.events import segments
+from infra.storage.events.read import is_shipped, parts_of
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
 
 HOUR = timedelta(hours=1)
+FOLDER = re.compile(r"/date=(?P<date>\d{4}-\d\d-\d\d)/hour=(?P<hour>\d\d)/[^/]+$")
 SMALL = 4
 """An object is small where this many of it fit into a container."""
 
@@ -52,17 +55,21 @@ class Compaction:
         return f"{message}, {len(self.removed)} that a container already held {done} removed"
 
 
-def hour_of(key: str) -> datetime:
-    """Return the hour in the name of an event object's folder."""
-    parts = dict(part.split("=") for part in key.split("/") if "=" in part)
-    return datetime.fromisoformat(f"{parts['date']}T{parts['hour']}:00:00").replace(tzinfo=UTC)
+def hour_of(key: str) -> datetime | None:
+    """Return the hour in the name of an event object's folder; None for an object of another program."""
+    match = FOLDER.search(key)
+    try:
+        return datetime.fromisoformat(f"{match['date']}T{match['hour']}:00:00").replace(tzinfo=UTC) if match else None
+    except ValueError:
+        return None
 
 
 def folders(keys: Iterable[str], before: float) -> dict[str, list[str]]:
     """Return objects by folder, for hours that ended before a time."""
     by_folder: dict[str, list[str]] = defaultdict(list)
     for key in keys:
-        if (hour_of(key) + HOUR).timestamp() <= before:
+        hour = hour_of(key)
+        if hour and is_shipped(key) and (hour + HOUR).timestamp() <= before:
             by_folder[key.rsplit("/", 1)[0]].append(key)
     return dict(sorted(by_folder.items()))
 
@@ -76,7 +83,7 @@ def compact(store: ObjectStore, now: float, limits: Limits = LIMITS, *, dry_run:
         single = [key for key in keys if not segments.is_container(key)]
         # Only a container whose name covers one of the others is opened, so that a compacted hour costs its listing alone.
         covering = [key for key in old if any(segments.may_hold(key, each) for each in single)]
-        doubled = superseded(single, {key: segments.unpack(key, store.get(key)) for key in covering})
+        doubled = superseded(single, {key: parts_of(store, key, store.get(key)) for key in covering})
         alone = [key for key in single if key not in doubled]
         for group in groups(store, alone, limits) if len(alone) >= limits.least else ():
             written |= write(store, group, dry_run=dry_run)
@@ -103,7 +110,7 @@ def groups(store: ObjectStore, keys: Sequence[str], limits: Limits) -> list[list
         if size + len(body) > limits.bytes:
             containers.append([])
             size = 0
-        containers[-1].append(segments.segment(key, body))
+        containers[-1] += parts_of(store, key, body)
         size += len(body)
     return [group for group in containers if len(group) >= limits.least]
 

@@ -27,6 +27,7 @@ from infra.registry.client import Registry
 from infra.registry.lineage import lineage
 from infra.storage import counted, cycles
 from infra.storage.events import segments, tombstones
+from infra.storage.events.read import is_shipped, parts_of
 from infra.storage.events.segments import Segment
 from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.store import AlreadyExists, ObjectStore
@@ -131,7 +132,7 @@ def sweep(
     rows: dict[str, int] = {}
     for prefix in (EVENTS, OFFLINE):
         for key in list(store.keys(prefix)):
-            if key.endswith(".parquet") and (number := clean_events(store, key, erased, dry_run=dry_run)):
+            if is_shipped(key) and (number := clean_events(store, key, erased, dry_run=dry_run)):
                 rows[key] = number
     for key, number in counted.rows_of(store, erased.columns()).items():
         rows[key] = number
@@ -150,7 +151,7 @@ def sweep(
 
 def clean_events(store: ObjectStore, key: str, erased: ErasedSubjects, *, dry_run: bool) -> int:
     """Remove the erased rows of an event object, and the object if none remain; return their number."""
-    return remove_rows(store, key, segments.read(key, store.get(key)), erased.columns(), dry_run=dry_run)
+    return remove_rows(store, key, parts_of(store, key, store.get(key)), erased.columns(), dry_run=dry_run)
 
 
 def remove_rows(

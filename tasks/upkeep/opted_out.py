@@ -8,7 +8,7 @@ only a position is not, since the completion's own record has no position. Count
 from infra.redaction.events import FEEDBACK_TEXTS
 from infra.storage import counted
 from infra.storage.events import segments
-from infra.storage.events.read import column, fetch
+from infra.storage.events.read import column, fetch, is_shipped, parts_of
 from infra.storage.store import ObjectStore
 from tasks.upkeep.forget import remove_rows
 
@@ -19,8 +19,8 @@ def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
     """Remove these events, or count them where `dry_run`; return their number by object."""
     opted_out = _opted_out(store)
     found: dict[str, int] = {}
-    for key in list(store.keys(FEEDBACK)) if opted_out else ():
-        parts = segments.read(key, store.get(key))
+    for key in list(filter(is_shipped, store.keys(FEEDBACK))) if opted_out else ():
+        parts = parts_of(store, key, store.get(key))
         named = frozenset(name for part in parts for name in _with_text(part) if name in opted_out)
         if named:
             for made in counted.made_from(store, [part.key for part in parts]) if not dry_run else ():
@@ -32,7 +32,7 @@ def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
 def _opted_out(store: ObjectStore) -> frozenset[str]:
     """Return the ids of the completions that are opted out."""
     names: set[str] = set()
-    for _, part in fetch(store, list(store.keys(COMPLETIONS)), ("id", "opted_out")):
+    for _, part in fetch(store, list(filter(is_shipped, store.keys(COMPLETIONS))), ("id", "opted_out")):
         rows = zip(column(part.table, "id"), column(part.table, "opted_out"), strict=True)
         names.update(str(name) for name, opted_out in rows if opted_out is True)
     return frozenset(names)

@@ -115,7 +115,7 @@ def check(settings: Settings) -> None:
 
 def old_events(store: ObjectStore, before: float) -> list[str]:
     """Return the event objects of hours that ended before a time."""
-    return [key for key in store.keys("events/") if (hour_of(key) + HOUR).timestamp() <= before]
+    return [key for key in store.keys("events/") if (hour := hour_of(key)) and (hour + HOUR).timestamp() <= before]
 
 
 def old_evaluations(store: ObjectStore, before: float) -> list[str]:

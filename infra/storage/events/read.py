@@ -25,12 +25,21 @@ MALFORMED = "malformed"
 """Quarantine reason of an invalid row: its lists differ in length, or a field is missing."""
 
 
+class UnreadableEvents(ValueError):
+    """An object among the events is not as it was shipped."""
+
+
+def is_shipped(key: str) -> bool:
+    """Return whether an object may hold events, by its name: other programs leave markers of folders, logs and copies."""
+    return key.endswith(".parquet")
+
+
 def event_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[str]:
     """Return the keys of one kind of event from the day before `since` on, when a segment may have been opened."""
     day, last = datetime.fromtimestamp(since, UTC) - timedelta(days=1), datetime.fromtimestamp(now, UTC)
     keys: list[str] = []
     while day.date() <= last.date():
-        keys += store.keys(f"events/{kind}/date={day:%Y-%m-%d}/")
+        keys += filter(is_shipped, store.keys(f"events/{kind}/date={day:%Y-%m-%d}/"))
         day += timedelta(days=1)
     return keys
 
@@ -40,7 +49,7 @@ def recent_keys(store: ObjectStore, kind: str, since: float, now: float) -> list
     hour, last = datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(now, UTC) + timedelta(hours=1)
     keys: list[str] = []
     while hour.replace(minute=0, second=0, microsecond=0) <= last:
-        keys += store.keys(f"events/{kind}/date={hour:%Y-%m-%d}/hour={hour:%H}/")
+        keys += filter(is_shipped, store.keys(f"events/{kind}/date={hour:%Y-%m-%d}/hour={hour:%H}/"))
         hour += timedelta(hours=1)
     return keys
 
@@ -52,12 +61,29 @@ def fetch(
 
     Args:
         columns, left_out: the columns to read, by default all, and those not to read: lists of tokens take half of the time.
+
+    Raises:
+        UnreadableEvents: names the object.
     """
     with ThreadPoolExecutor(READERS) as pool:
         remaining = iter(keys)
         while batch := list(islice(remaining, READERS)):
             for key, body in zip(batch, pool.map(store.get, batch), strict=True):
-                yield from ((key, part) for part in segments.read(key, body, columns, left_out))
+                yield from ((key, part) for part in parts_of(store, key, body, columns, left_out))
+
+
+def parts_of(
+    store: ObjectStore, key: str, body: bytes, columns: Collection[str] | None = None, left_out: Collection[str] = ()
+) -> list[Segment]:
+    """Return the segments of an object, as segments.read does. Raises UnreadableEvents."""
+    try:
+        return segments.read(key, body, columns, left_out)
+    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AssertionError) as error:
+        uri, why = store.uri(key), error or type(error).__name__
+        raise UnreadableEvents(
+            f"{uri} cannot be read ({why}), expected Parquet as serving ships it. Nothing goes on without it: restore it from "
+            f"a copy of the bucket (`aws s3 cp COPY {uri}`), or remove it, and its events count nowhere (`aws s3 rm {uri}`)"
+        ) from error
 
 
 def visible(table: pa.Table, after: float, erased: ErasedSubjects, scope: Scope) -> pa.Table:

@@ -49,7 +49,9 @@ from tasks.labels.window import WINDOW_SECONDS
 DAY, HOUR = 86_400.0, 3_600.0
 UNITS = {"day": DAY, "hour": HOUR, "h": HOUR, "minute": 60.0, "s": 1.0, "second": 1.0}
 SCALES = {"": 1.0, "K": 1e3, "M": 1e6}
-RATE = re.compile(r"(\d+(?:[._]\d+)*) ?([KM]?)/(day|hour|h|minute|s|second)")
+RATE = re.compile(r"(\d+(?:_\d+)*(?:\.\d+)?) ?([KM]?)/(day|hour|h|minute|s|second)")
+LEAST, MOST = 1.0, 1e12
+"""Completions a day that are planned for."""
 BURST = 2.5
 """The busiest minutes over the mean of the hours in which people work."""
 BUSY = 0.6
@@ -130,11 +132,11 @@ class Capacity:
 def per_day(text: str) -> float:
     """Return the requests a day of a rate such as 10000/day, 1M/day, 300/hour or 5/s. Raises NotARate."""
     match = RATE.fullmatch(text.strip())
-    found = float(match[1].replace("_", "")) * SCALES[match[2]] if match else 0.0
-    if not match or not 0 < found < math.inf:
-        expected = "expected a rate above 0, as 10000/day, 1M/day, 300/hour or 5/s"
+    found = float(match[1].replace("_", "")) * SCALES[match[2]] * DAY / UNITS[match[3]] if match else 0.0
+    if not LEAST <= found <= MOST:
+        expected = f"expected a rate from 1/day to {MOST / 1e6:.0f}M/day, as 10000/day, 1M/day, 300/hour or 5/s"
         raise NotARate(f"--requests: {expected}, got {text!r}: `tabloop plan capacity --requests 10000/day`")
-    return found * DAY / UNITS[match[3]]
+    return found
 
 
 def first_of(rows: Sequence[Row]) -> Row:

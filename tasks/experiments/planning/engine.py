@@ -27,6 +27,8 @@ UTILISATION = 0.9
 """Share of a card that an engine takes (serving.engine_arguments.gpu_memory_utilization in production.toml)."""
 RANK, HELD = 16, 4
 """Rank of an adapter, and adapters that an engine holds at least (serving.adapters)."""
+LEAST_RATE = 0.001
+"""Completions a second that the user may give at least."""
 CARDS_OF_TRAINER = (1, 2, 4, 8, 16, 32)
 TENSOR_SIZES = (2, 4, 8)
 
@@ -182,8 +184,14 @@ def cards_of(settings: Settings) -> int:
 
 
 def check(engine: Engine, prompt: int) -> None:
-    """Raise NotAnEngine if the model cannot be divided over the engine's cards, or cannot read a prompt of so many tokens."""
+    """Raise NotAnEngine if the model cannot be divided over the engine's cards, or cannot read a prompt of so many tokens, or if
+    the user gives a rate of less than LEAST_RATE."""
     model = engine.model
+    if 0 < engine.given_rate < LEAST_RATE:
+        raise NotAnEngine(
+            f"--gpu-rate {engine.given_rate:g}: expected {LEAST_RATE:g} or more completions a second, or 0 for the rate that was "
+            f"measured: `{EXAMPLE} --gpu-rate 40`"
+        )
     if prompt > model.longest:
         raise NotAnEngine(
             f"--prompt {prompt}: expected at most {model.longest}, the {model.architecture.positions} positions of {model.name} "

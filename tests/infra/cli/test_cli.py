@@ -105,6 +105,12 @@ def test_wrong_usage_is_refused_with_the_help(arguments: list[str], capsys: pyte
     assert "Usage: tabloop" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e9"])
+def test_a_plan_from_no_days_or_from_endless_ones_is_refused(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--days", days]) == errors.WRONG_USE
+    assert "Invalid value for '--days'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", [["--json"], ["--days", "3"], ["--project", "web"]], ids=lambda option: option[0])
 def test_an_option_before_an_inner_command_that_does_not_read_it_is_refused(
     option: list[str], capsys: pytest.CaptureFixture[str]

@@ -32,10 +32,14 @@ def test_a_rate_is_read(text: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day", "9" * 400 + "/day"]
+    "text",
+    [
+        *("0/day", "-5/day", "", "10000", "10000/week", "many/day", "nan/day", "1e400/day", "9" * 400 + "/day"),
+        *("1.5.5/day", "1._5/day", "0.0001/day", f"0.{'0' * 320}1/s", "9" * 308 + "/s", "9" * 306 + "/day"),
+    ],
 )
 def test_a_rate_that_is_none_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(NotARate, match=r"--requests: expected a rate above 0, as 10000/day, .*, got "):
+    with pytest.raises(NotARate, match=r"--requests: expected a rate from 1/day to 1000000M/day, as 10000/day, .*, got "):
         per_day(text)
 
 

@@ -196,6 +196,8 @@ def test_what_a_model_cannot_do_is_refused() -> None:
         check(Engine(tensor=3), 512)
     with pytest.raises(NotAnEngine, match=r"--prompt 40000: expected at most 32744"):
         check(MEASURED, 40_000)
+    with pytest.raises(NotAnEngine, match=r"--gpu-rate 1e-09: expected 0\.001 or more completions a second"):
+        check(Engine(given_rate=1e-9), 512)
     arguments = {"serving": {"engine_arguments": {"tensor_parallel_size": "two"}}}
     with pytest.raises(NotAnEngine, match=r"tensor_parallel_size = 'two', expected a whole number above 0"):
         cards_of(Settings.model_validate(arguments))

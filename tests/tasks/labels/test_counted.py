@@ -1,5 +1,6 @@
 """Hours that are labelled once give the requests that labelling all events at once gives, to the last bit."""
 
+import io
 import logging
 import random
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from polars.testing import assert_frame_equal
 from infra.records import Completion, Feedback
 from infra.storage import counted
 from infra.storage.counted import HOUR
+from infra.storage.events.read import UnreadableEvents
 from tasks.labels.counted import COLUMNS, read_requests
 from tasks.labels.partitions import plan_window
 from tasks.labels.pipeline import label_window
@@ -268,6 +271,54 @@ def test_an_object_that_is_truncated_or_missing_is_named_and_made_again(
         assert_frame_equal(read_requests(store, NOW, LATER, JOIN).requests, expected, check_exact=True)
     assert key in caplog.text or body is None
     assert_frame_equal(read_requests(store, NOW, LATER, JOIN, complete=False).requests, expected, check_exact=True)
+
+
+def other_values(body: bytes) -> bytes:
+    """Return an object of this release whose times are texts."""
+    return counted._bytes(pl.read_parquet(body).with_columns(time=pl.lit("x")), {"release": counted.RELEASE})
+
+
+def no_json(body: bytes) -> bytes:
+    """Return an object whose metadata cannot be read."""
+    sink = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(body)).replace_schema_metadata({counted.ABOUT: b"no json"}), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"), [("", other_values), ("", no_json), (counted.INPUTS, no_json), (counted.INPUTS, None)]
+)
+def test_an_object_that_holds_something_else_is_named_and_made_again(
+    caplog: pytest.LogCaptureFixture, suffix: str, damage: Any
+) -> None:
+    before, expected = looked(LATER)
+    store = before.copy()
+    key = min(key for key in store.keys(counted.PREFIX) if key.endswith(counted.INPUTS) == bool(suffix))
+    rows_of = key.removesuffix(counted.INPUTS) + ".parquet"
+    store.objects[key] = damage(store.objects[key]) if damage else store.objects[rows_of]
+    with caplog.at_level(logging.WARNING):
+        assert_frame_equal(read_requests(store, NOW, LATER, JOIN).requests, expected, check_exact=True)
+    assert key in caplog.text
+
+
+@pytest.mark.parametrize("name", ["_SUCCESS", "", "a.parquet.tmp"])
+def test_objects_of_other_programs_among_the_events_are_left_alone(name: str) -> None:
+    before, expected = looked(LATER)
+    store = CountingStore()
+    store.objects = {key: body for key, body in before.objects.items() if key.startswith("events/")}
+    for kind in ("completions", "feedback"):
+        store.objects[f"events/{kind}/{counted_folder(LATER - HOUR)}/{name}"] = b""
+    for complete in (True, False):
+        found = read_requests(store, NOW, LATER - 600, JOIN, complete=complete).requests
+        assert_frame_equal(found, expected, check_exact=True)
+
+
+@pytest.mark.parametrize("body", [b"", b"PAR1", None])
+def test_an_event_object_that_cannot_be_read_is_named(store: CountingStore, body: bytes | None) -> None:
+    key = min(key for key in store.objects if key.startswith("events/completions/"))
+    store.objects[key] = store.objects[key][:-9] if body is None else body
+    with pytest.raises(UnreadableEvents, match=rf"s3://tabloop/{key} cannot be read .*`aws s3 rm s3://tabloop/{key}`"):
+        read_requests(store, NOW, LATER, JOIN)
 
 
 def test_hours_of_another_release_are_left_alone_and_made_again(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:

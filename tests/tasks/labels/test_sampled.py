@@ -18,7 +18,7 @@ from tasks.labels.counted import read_requests
 from tasks.labels.partitions import plan_window
 from tasks.labels.pipeline import label_window
 from tasks.labels.sampled import Sample, depth, in_sample, level, share_of, within
-from tests.tasks.labels.test_counted import BEGIN, JOIN
+from tests.tasks.labels.test_counted import BEGIN, JOIN, LATER, counted_folder, looked, ship
 from tests.tasks.labels.test_window import Window
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 
@@ -112,3 +112,22 @@ def test_a_reader_of_a_sample_gets_what_all_give_for_it_and_hours_are_made_of_al
     assert_frame_equal(found, within(whole, 0.5), check_exact=True)
     assert_frame_equal(fixed, within(whole, 0.25), check_exact=True)
     assert sum(counted.read(store, span).rows.height for span in set(hours.values())) == whole.height
+
+
+def test_hours_that_become_a_day_count_once_in_the_size_of_the_sample() -> None:
+    store, at = MemoryStore(), NOW + 16 * HOUR  # midnight
+    for number in range(50):
+        ship(store, at + 1800 * number + 5, USERS[number])
+    read_requests(store, at, at + 20 * HOUR, JOIN)
+    sample = Sample(50)
+    assert read_requests(store, at, at + 25.1 * HOUR, JOIN, sample=sample).requests.height == 50
+    assert [key for key in store.keys(counted.PREFIX) if "/day/" in key] and sample.share == 1
+
+
+def test_an_hour_that_is_made_again_counts_once_in_the_size_of_the_sample() -> None:
+    store, name = looked(LATER)[0].copy(), f"{NOW + 5:.0f}-a"
+    late = feedback("late", time=LATER - 5, user="a" * 32, prefix="", shown="", completion_id=name, client_id=f"client f{name}")
+    store.put_rows(f"events/feedback/{counted_folder(LATER)}/late.parquet", [late])
+    sample = Sample(24)
+    assert read_requests(store, NOW, LATER, JOIN, sample=sample).requests.height == 24
+    assert [key for key in store.keys(counted.PREFIX) if "-000002-" in key] and sample.share == 1

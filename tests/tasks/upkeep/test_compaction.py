@@ -176,3 +176,20 @@ def test_references_are_those_of_the_original_segments() -> None:
         key: ObjectReference(key=key, sha256=segments.segment(key, body).sha256, rows=2, last=NOW + number)
         for number, (key, body) in enumerate(sorted(shipped.items()))
     }
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *("events/README", "events/completions/x.parquet", "events/completions/date=2027-01-15/x.parquet"),
+        *("events/completions/date=2027-01-15/hour=xx/x.parquet", "events/completions/date=2027-13-45/hour=08/x.parquet"),
+        *("events/completions/date=2027-01-15/hour=08/", "events/completions/date=2027-01-15/hour=08/_SUCCESS"),
+    ],
+)
+def test_objects_of_other_programs_are_neither_merged_nor_in_the_way(odd: str) -> None:
+    store = MemoryStore()
+    for number in range(3):
+        put(store, number)
+    store.objects[odd] = b""
+    found = compact(store, NOW + 10 * 3600, Limits(least=2), dry_run=False)
+    assert sum(found.written.values()) >= 3 and store.objects[odd] == b""

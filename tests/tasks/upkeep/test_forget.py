@@ -217,6 +217,13 @@ def test_retention_removes_old_objects_and_keeps_inputs_of_running_cycles(store:
     assert collected.accounting.requests == 1
 
 
+def test_retention_leaves_objects_of_other_programs(store: MemoryStore) -> None:
+    odd = ("events/README", "events/completions/date=2027-13-45/hour=08/x.parquet", "events/completions/x.parquet")
+    for key in odd:
+        store.objects[key] = b""
+    assert set(retention.old_events(store, NOW + 1e9)) == set(store.keys("events/")) - set(odd)
+
+
 def test_retention_removes_what_evaluations_keep_by_its_last_write(store: MemoryStore, registry: MemoryRegistry) -> None:
     for name in ("evaluations/a.parquet", "judgements/j/b.json"):
         store.put(name, b"")
