@@ -212,9 +212,10 @@ def _data(found: Facts) -> str:
 
 def _of_actions(training: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
     """Return the reward, and the KL and the clipped share of served and drawn actions in the last step that they teach."""
-    number, last = next(((n, step) for n, step in reversed([*enumerate(steps, 1)]) if step.get("kl") is not None), (0, {}))
-    if not last:
+    number = max((n for n, step in enumerate(steps, 1) if step.get("kl") is not None), default=0)
+    if not number:
         return ""
+    last = steps[number - 1]
     kinds = [
         f"{kind} KL {last[f'{kind}_kl']:.5f}, {last[f'{kind}_clip_fraction']:.2%} clipped, effective samples "
         f"{last[f'{kind}_effective_samples']:.2f}"

@@ -32,7 +32,7 @@ STEP = re.compile(r"^step \d+ of \d+: (\{.*\})$")
 EVERY_STEP = "loss"
 """A figure of every step: by it a step is known to be logged."""
 NONE_AT_ZERO = ("tokens", "drawn_tokens", "settled_tokens", "efficiency")
-"""Figures that are 0 where a step has none; all others are None there."""
+"""Figures that are 0 where a step has none; no other is logged there."""
 BATCH = 1000
 """Metrics per request to MLflow."""
 LAST_SECONDS = 5.0
