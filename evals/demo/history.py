@@ -63,7 +63,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
     rows = pq.read_table(io.BytesIO(store.get(manifest.samples.key)), columns=["outcome"]).to_pylist()
     served = sum(row["outcome"] not in ("standing", "judged") for row in rows)
     steps = training.get("steps", [])
-    last_step = next((step for step in reversed(steps) if step.get("kl") is not None), {})
+    last_step: dict[str, Any] = next((step for step in reversed(steps) if step.get("kl") is not None), {})
     return CycleRow(
         cycle=cycle,
         parent=manifest.parent,
