@@ -1,7 +1,8 @@
 """The whole loop on one machine: `tabloop demo`
 
 Starts the stack, lets simulated developers type, runs cycles and A/B tests through the Prefect deployments, and finally compares
-base and champion with the same developers at the same positions. Writes var/demo/report.html and report.json.
+base and champion with the same developers at the same positions. Writes report.html and report.json beside the stack's state, in
+var/demo.
 """
 
 import asyncio
@@ -33,7 +34,6 @@ from tasks.evaluation.positions import Code
 
 LATER_PARTS = ("engine-1", "evaluation")
 """Start beside the first developers: they have no work before there is a candidate. One engine of adapters has no second."""
-OUT = Path("var/demo")
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
 
@@ -74,8 +74,9 @@ def run(options: Options) -> int:
     settings = control.up(first, partial(console.print, markup=False, highlight=False), paused=True)
     with View(console) as view:
         result = asyncio.run(demo(options, settings, code, view, began))
-    page.write(result, configuration.ROOT / OUT)
-    console.print(report.LastScreen(result, report.files(OUT), page.links(settings, result)), crop=False)
+    out = settings.stack.state.parent
+    page.write(result, configuration.path(out))
+    console.print(report.LastScreen(result, report.files(out), page.links(settings, result)), crop=False)
     return 0 if result.improved else 1
 
 

@@ -159,7 +159,9 @@ def demo(
     minutes: Annotated[float, typer.Option(help="minutes after which no cycle begins")] = 12.0,
     visits: Annotated[int, typer.Option(help="positions of the closing comparison in later code")] = 4000,
     rate: Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
-    concurrency: Annotated[int, typer.Option(help="developers who type at the same time")] = 96,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="developers who type at the same time (default 96, with --adapters 16)")
+    ] = None,
     kind: DeveloperKind = "people",
     adapters: Annotated[
         bool, typer.Option("--adapters", help="versions are adapters of the base, which one engine serves; slower on a CPU")
@@ -174,7 +176,9 @@ def demo(
     use_demo_settings("demo-adapters.toml" if adapters else "demo.toml")
     from evals.demo.run import Options, run
 
-    return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, concurrency, kind))
+    # An engine of adapters takes four times as long: with 96 at a time, a suggestion would come after its developer types on.
+    typing = concurrency or (16 if adapters else 96)
+    return run(Options(seed, users, tuple(code or ()), cycles, labels, minutes, visits, rate, typing, kind))
 
 
 @command(STACK)
