@@ -259,9 +259,10 @@ def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parall
         "reference_kl": expected.reference_kl,
         "reward": sum(s.reward for s in rows) / len(rows),
         "efficiency": flops.of_step(trained.hf_config, sizes, 0) / result.steps[0].seconds / 1e9,
-        **{"logit_scale": None, "settled_inside": None},
     }
-    return {"values": result.steps[0].model_dump(include=set(wanted)), "wanted": wanted}
+    step = result.steps[0]
+    off = {"logit_scale": step.logit_scale, "settled_inside": step.settled_inside}
+    return {"values": step.model_dump(include=set(wanted)), "wanted": wanted, "off": off}
 
 
 def check_round_trip(directory: Path, parallel: Parallel) -> dict[str, float]:

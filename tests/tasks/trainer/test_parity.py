@@ -168,8 +168,9 @@ def test_evaluating_the_reference_policy_does_not_change_the_weights(answers, la
 
 @LAYOUTS
 def test_the_metrics_of_a_step_equal_those_of_the_plain_objective(answers, layout):
-    values, wanted = answers[layout]["step_metrics"]["values"], answers[layout]["step_metrics"]["wanted"]
+    values, wanted, off = (answers[layout]["step_metrics"][name] for name in ("values", "wanted", "off"))
     assert values == pytest.approx(wanted, rel=1e-4)
+    assert set(off.values()) == {None}, "what is switched off has no figure"
     assert values["clip_fraction"] > 0.05 and values["reference_kl"] > 0.05 and values["efficiency"] > 0
 
 
