@@ -51,12 +51,8 @@ async def web(house: House, tokenizer: Tokenizer) -> AsyncIterator[OwnLoop]:
         yield OwnLoop(house, engines)
 
 
-async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_its_own_test_alone(
-    house: House, web: OwnLoop
-) -> None:
-    await run_experiment(house)
-    common = {("1", "e1", "champion"), ("2", "e1", "challenger")}
-    assert await web.served("web") == {("1", "", "")}, "its engines hold no version yet: the common champion, outside its test"
+async def run_own_experiment(house: House, web: OwnLoop) -> None:
+    """Give the project web a champion, and a test of a challenger that divides its people."""
     for version in ("3", "4"):
         house.add_version(version)
     house.registry.aliases |= {"champion-web": "3", "challenger-web": "4"}
@@ -64,6 +60,15 @@ async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_it
     house.registry.of_model[f"{EXPERIMENT_TAG}.web"] = own.model_dump_json()
     await web.follow()
     assert await web.served("web") == {("3", "web-e", "champion"), ("4", "web-e", "challenger")}
+
+
+async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_its_own_test_alone(
+    house: House, web: OwnLoop
+) -> None:
+    await run_experiment(house)
+    common = {("1", "e1", "champion"), ("2", "e1", "challenger")}
+    assert await web.served("web") == {("1", "", "")}, "its engines hold no version yet: the common champion, outside its test"
+    await run_own_experiment(house, web)
     assert await web.served("docs") == await web.served("web2") == common
     status = (await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert status["projects"] == {"web": {"champion": "3", "challenger": "4"}}
@@ -72,13 +77,7 @@ async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_it
 
 async def test_a_project_s_users_keep_their_arms_while_an_engine_of_its_test_has_ended(house: House, web: OwnLoop) -> None:
     await run_experiment(house)
-    for version in ("3", "4"):
-        house.add_version(version)
-    house.registry.aliases |= {"champion-web": "3", "challenger-web": "4"}
-    own = experiment("3", "4").model_copy(update={"id": "web-e"})
-    house.registry.of_model[f"{EXPERIMENT_TAG}.web"] = own.model_dump_json()
-    await web.follow()
-    assert await web.served("web") == {("3", "web-e", "champion"), ("4", "web-e", "challenger")}
+    await run_own_experiment(house, web)
     for slot in web.arms.slots:
         if slot.version == "3":
             slot.version = None  # as the follower's next look finds it
