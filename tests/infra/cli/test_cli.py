@@ -165,6 +165,25 @@ def test_a_demo_of_adapters_does_not_run_by_other_settings(
     assert "TABLOOP_SETTINGS names team.toml: leave one out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("options", "count"), [((), 96), (("--adapters",), 16), (("--adapters", "--concurrency", "3"), 3)])
+def test_fewer_developers_type_at_a_time_where_an_engine_holds_adapters(
+    options: tuple[str, ...], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evals.demo import run as demo
+
+    ran: list[demo.Options] = []
+
+    def run(given: demo.Options) -> int:
+        ran.append(given)
+        return errors.DONE
+
+    monkeypatch.setenv("TABLOOP_SETTINGS", "")  # the command sets it, and it goes with the test
+    monkeypatch.delenv("TABLOOP_SETTINGS")
+    monkeypatch.setattr(demo, "run", run)
+    assert cli.main(["demo", *options]) == errors.DONE
+    assert [given.concurrency for given in ran] == [count]
+
+
 OFFLINE = (
     *("history", "promote", "rollback", "reject", "explain", "plan", "requests", "forget", "loop pause", "loop resume", "cycle"),
     *("retention", "compaction", "recompute", "export", "bootstrap", "merge", "base fetch"),
