@@ -33,7 +33,7 @@ LEAST_POWER = -600.0
 def needed(job: Job) -> bool:
     """Return whether a row's probability changes its weight, and somebody's share of the weight is limited."""
     by_probability = bool(job.settled_exponent or job.settled_min_loss or job.settled_max_loss)
-    return job.settled_weight > 0 and by_probability and any(share < 1 for share in job.weight_shares.values())
+    return job.settled_weight > 0 and by_probability and bool(_limited(job))
 
 
 def some_rows(samples: Sequence[Sample]) -> list[int]:
@@ -76,7 +76,7 @@ def within_reach(samples: Sequence[Sample], typical: float, job: Job) -> list[in
         return rows  # those outside the band get a ceiling of their own
     most = np.array([len(samples[i].settled_token_ids) * samples[i].settled_weight for i in rows])
     reach = np.zeros(len(rows), dtype=bool)
-    for name, share in job.weight_shares.items():
+    for name, share in _limited(job).items():
         codes = _codes([getattr(samples[i], name) for i in rows])
         reach |= (np.bincount(codes, most) > share * typical * most.sum())[codes]
     return [i for i, reaches in zip(rows, reach, strict=True) if reaches]
@@ -102,12 +102,11 @@ def settled_ceilings(samples: Sequence[Sample], powers: Mapping[int, float], job
     tokens = np.array([len(samples[i].settled_token_ids) * samples[i].settled_weight for i in indices])
     logs = np.array([powers[i] for i in indices])
     sizes = tokens * np.exp(logs)
-    groups = [(_codes([getattr(samples[i], name) for i in indices]), share) for name, share in job.weight_shares.items()]
+    groups = [(_codes([getattr(samples[i], name) for i in indices]), share) for name, share in _limited(job).items()]
     factors = headroom(sizes, groups)
     if sizes.any() and not (sizes * factors).any():
         heavy = [samples[i] for i, size in zip(indices, sizes, strict=True) if size]
-        limited = [name for name, share in job.weight_shares.items() if share < 1]
-        have = ", ".join(f"{len({getattr(sample, name) for sample in heavy})} {name}s" for name in limited)
+        have = ", ".join(f"{len({getattr(sample, name) for sample in heavy})} {name}s" for name in _limited(job))
         raise HarmfulUpdate(
             f"weight_shares = {job.weight_shares}: {have} have a settled text that is trained on, expected at least 1 / share of "
             "each; wait for more users, or set the shares by infra/docs/how/caps.md"
@@ -115,6 +114,11 @@ def settled_ceilings(samples: Sequence[Sample], powers: Mapping[int, float], job
     with np.errstate(divide="ignore"):
         ceilings = logs + np.log(factors)
     return dict(zip(indices, ceilings.tolist(), strict=True))
+
+
+def _limited(job: Job) -> dict[str, float]:
+    """Return the shares that limit anybody: with a share of 1, one project may have all."""
+    return {name: share for name, share in job.weight_shares.items() if share < 1}
 
 
 def _codes(names: Sequence[str]) -> np.ndarray:

@@ -116,7 +116,7 @@ def test_of_a_large_team_only_the_rows_of_who_could_reach_a_share_are_computed()
     some = some_rows(rows)
     assert len(some) == 512 and some == some_rows(rows)
     known = {i: [-1.0] * 4 for i in some}
-    options = job(user=0.2)
+    options = job(user=0.2, project=1.0)  # one project may have all: that share limits nobody
     typical = typical_power(rows, known, options)
     assert typical == pytest.approx(MARGIN * math.exp(-1.2))
     assert within_reach(rows, typical, options) == []
