@@ -208,7 +208,7 @@ def id_frame(table: pa.Table | None, source: int = 0) -> pl.DataFrame:
         return pl.DataFrame(schema={"source": pl.Int64, "time": pl.Float64} | dict.fromkeys(ID_COLUMNS, pl.String))
     texts = [_text(table, name) for name in ID_COLUMNS]
     return pl.DataFrame(
-        [pl.repeat(source, table.num_rows, dtype=pl.Int64, eager=True).alias("source"), pl.Series("time", times(table)), *texts]
+        [pl.Series("source", np.full(table.num_rows, source, np.int64)), pl.Series("time", times(table)), *texts]
     )
 
 
