@@ -32,8 +32,8 @@ USUAL_SECONDS = {
 }
 """Steps of a cycle in their order with their usual time: what its progress is counted by."""
 SETTLING = 1.02
-"""Answered requests at which the demo starts the gate, per request that the gate counts. The gate skips the youngest requests,
-whose labels may still change; they become old enough while its run starts."""
+"""Requests at which the demo starts the gate, per request that the gate counts. The gate skips the youngest ones, whose labels
+may still change; they become old enough while its run starts."""
 QUIET_RATE = 1.0
 """Requests a second while a flow computes. Two cores can serve a busy team or train; both at once run at a third of the speed."""
 
@@ -132,15 +132,15 @@ class Loop:
         """Run the gate's deployment whenever the arms have enough requests, until it ends the experiment."""
         experiment = state.aliases.experiment
         assert experiment is not None
-        before = self._answered(experiment)
+        before = self._counted(experiment)
         needed = SETTLING * self.test.planned_requests
-        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}, answered requests an arm"
+        name = f"A/B test, v{experiment.challenger} vs v{experiment.champion}, requests an arm"
         with self.view.part(name, needed) as part:
             while state.aliases.experiment:
                 if await self._before_test(state.aliases.experiment):
-                    state, before = await self._state(), self._answered(experiment)
+                    state, before = await self._state(), self._counted(experiment)
                     continue
-                count = min(count - before[version] for version, count in self._answered(experiment).items())
+                count = min(count - before[version] for version, count in self._counted(experiment).items())
                 part.at(count)
                 if count < needed and time.time() < experiment.started + self.test.max_seconds:
                     await asyncio.sleep(POLL_SECONDS)
@@ -187,9 +187,9 @@ class Loop:
             self.traffic.quiet = False
         return run
 
-    def _answered(self, experiment: ExperimentRecord) -> dict[str, int]:
-        """Return the answered requests of both versions of a test."""
-        return {version: self.traffic.of_version(version).answered for version in (experiment.champion, experiment.challenger)}
+    def _counted(self, experiment: ExperimentRecord) -> dict[str, int]:
+        """Return the requests of both versions of a test that the gate counts: those of silent editors too."""
+        return {version: self.traffic.of_version(version).telling for version in (experiment.champion, experiment.challenger)}
 
     async def _show_look(self, experiment: ExperimentRecord) -> None:
         """Show both arms as the gate's newest look at the test counts them."""
