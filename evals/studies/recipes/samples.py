@@ -1,5 +1,6 @@
 """The recipes that are compared, and the samples that each makes of a cycle's requests, as a cycle makes them."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,6 +38,7 @@ class Recipe:
     developers: bool = True  # else rows of other code, as many as `written` has
     temperature: float | None = None  # of serving; None: that of serving.sampling
     explored: float = 0.0  # share of the requests that are sampled at the exploring temperature
+    again: bool = field(default=False, repr=False)  # whether the rows are in another order; `meaning` names it in the digest
 
     @property
     def update(self) -> dict[str, Any]:
@@ -50,6 +52,7 @@ SURROGATE: dict[str, Any] = {"surrogate_weight": 1.0, "learning_rate": 1e-4, "fi
 ALL = Recipe("written text, served completions and drawn groups", ("written", "served", "drawn"))
 RECIPES: Mapping[str, Recipe] = {
     "written": Recipe("the settled text alone", ("written",), WRITTEN),
+    "written_again": Recipe("the settled text alone, its rows in another order", ("written",), WRITTEN, again=True),
     "served": Recipe("served completions alone, by what developers did", ("served",), SURROGATE),
     "drawn": Recipe("groups that nobody saw alone, by the fitted acceptance", ("drawn",), SURROGATE),
     "written_served": Recipe("written text and served completions", ("written", "served")),
@@ -118,7 +121,8 @@ def samples_of(recipe: Recipe, lesson: Lesson) -> list[Sample]:
             rows.append(lesson.sample(number, prompt, settled_token_ids=tokens, **values))
     standing = context_line_samples(lesson) if written else []
     if recipe.actions == ("written",):
-        return [*rows, *standing]
+        every = [*rows, *standing]
+        return random.Random(lesson.seed).sample(every, len(every)) if recipe.again else every
     drawn = drawn_actions(lesson, recipe) if "drawn" in recipe.actions else ()
     texts = {str(number): one.settled for number, one in enumerate(lesson.requests) if one.settled is not None}
     return [*update.rewarded(rows, reward_of(lesson, recipe), recipe.actions, drawn, texts), *standing]
