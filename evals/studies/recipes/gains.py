@@ -2,6 +2,9 @@
 
 Both serve with a decision to show of their own. Legend of a figure's name: KIND DIGEST RECIPE: GROUND after REQUESTS, MEASURE.
 The digest names the rates of the simulated developers.
+
+An interval over users holds for these teams and these updates alone: the same rows in another order teach otherwise. Of three
+seeds or more, each with a team, developers and an update of its own, the interval is at least as wide as the one over seeds.
 """
 
 from collections import defaultdict
@@ -15,9 +18,12 @@ from evals.compare import gains
 from evals.compare.gains import Sums, together
 from evals.developers.grounds import Ground
 from infra.model.time_saved import HOUR, KEY_SECONDS
+from tasks.statistics.ratios import margin
 
 SHIPPED, WRITTEN, CONTROL = "written_drawn", "written", "control"
 """The recipe that the settings ship, the one without rewards, and the one without developers."""
+LEAST_SEEDS = 3
+"""Seeds whose own differences give an interval: Student's factor of two is 12.7."""
 Runs = Mapping[str, Mapping[int, Sequence["Gain"]]]
 """For each recipe, the gains of each seed."""
 
@@ -73,16 +79,21 @@ class Gain:
     notes: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # further figures with their units, averaged over seeds
 
 
-def joined(seeds: Sequence[Gain], name: str) -> Sums:
-    """Return the sums of one side of the gains over the users of all seeds."""
-    return together([getattr(one, name) for one in seeds])
-
-
 def difference(before: Sums, after: Sums, outcome: Outcome) -> tuple[float, float]:
     """Return by how much an outcome rises, in its unit, and half the width of its interval."""
     value, width = gains.gain(before.per(outcome.key, outcome.per), after.per(outcome.key, outcome.per))
     scale = outcome.scale or 100.0 / (before.mean(outcome.key) or 1.0)
     return scale * value, scale * width
+
+
+def over_seeds(before: Sequence[Sums], after: Sequence[Sums], outcome: Outcome) -> tuple[float, float]:
+    """Return by how much an outcome rises over several seeds, in its unit, and half the width of its interval: the wider one of
+    that over users and, of at least LEAST_SEEDS, Student's over the seeds' own differences."""
+    value, width = difference(together(before), together(after), outcome)
+    if len(before) < LEAST_SEEDS:
+        return value, width
+    each = np.array([difference(one, other, outcome)[0] for one, other in zip(before, after, strict=True)])
+    return value, max(width, margin((each - each.mean()) / len(each)))
 
 
 def figures(runs: Runs, label: str = "") -> list[Figure]:
@@ -107,12 +118,15 @@ def figures(runs: Runs, label: str = "") -> list[Figure]:
 
 def cell_figures(name: str, seeds: Sequence[Gain]) -> Iterator[Figure]:
     """Yield the figures of a recipe on a ground after some requests."""
-    best, best_all, trained, trained_all = (joined(seeds, side) for side in ("best", "best_all", "trained", "trained_all"))
+    best, best_all, trained, trained_all = (
+        [getattr(one, side) for one in seeds] for side in ("best", "best_all", "trained", "trained_all")
+    )
+    every = together(best)
     yield figure(f"{name}, seeds", len(seeds), "")
-    yield figure(f"{name}, places", int(best.requests.sum()), "")
+    yield figure(f"{name}, places", int(every.requests.sum()), "")
     for outcome in OUTCOMES:
         unit = "characters per request" if not outcome.scale else outcome.unit.replace("points", "%")
-        numerator, denominator = best.per(outcome.key, outcome.per)
+        numerator, denominator = every.per(outcome.key, outcome.per)
         level = float(numerator.sum() / (denominator.sum() or 1.0))
         yield figure(f"{name}, {outcome.name} of the base", (outcome.scale or 1.0) * level, unit)
         yield from interval(f"{name}, {outcome.name}", outcome, best, trained)
@@ -124,9 +138,9 @@ def cell_figures(name: str, seeds: Sequence[Gain]) -> Iterator[Figure]:
         yield figure(f"{name}, {note}", float(np.mean(values)), seeds[0].notes[note][1])
 
 
-def interval(name: str, outcome: Outcome, before: Sums, after: Sums) -> Iterator[Figure]:
-    """Yield the rise of an outcome, and half the width of its interval."""
-    value, width = difference(before, after, outcome)
+def interval(name: str, outcome: Outcome, before: Sequence[Sums], after: Sequence[Sums]) -> Iterator[Figure]:
+    """Yield the rise of an outcome over seeds, and half the width of its interval."""
+    value, width = over_seeds(before, after, outcome)
     yield figure(name, value, outcome.unit)
     yield figure(f"{name}, half of the interval", width, outcome.unit)
 
@@ -134,14 +148,13 @@ def interval(name: str, outcome: Outcome, before: Sums, after: Sums) -> Iterator
 def plain_targets(name: str, seeds: Sequence[Gain]) -> Iterator[Figure]:
     """Yield the targets of the shipped recipe with plain developers."""
     least = TARGETS.get((seeds[0].interactions, seeds[0].ground), {})
-    before, after = joined(seeds, "best_all"), joined(seeds, "trained")
+    before, after = [one.best_all for one in seeds], [one.trained for one in seeds]
     for outcome in OUTCOMES[:2]:
         if outcome.key in least:
-            yield figure(
-                f"{name}, target: {outcome.name}", difference(before, after, outcome)[0], outcome.unit, least=least[outcome.key]
-            )
+            value, _ = over_seeds(before, after, outcome)
+            yield figure(f"{name}, target: {outcome.name}", value, outcome.unit, least=least[outcome.key])
     if "low" in least:
-        value, width = difference(before, after, OUTCOMES[0])
+        value, width = over_seeds(before, after, OUTCOMES[0])
         yield bound(f"{name}, target: accepted, low", value - width, "points", least=least["low"])
 
 
@@ -159,7 +172,7 @@ def against(runs: Runs, recipe: str, other: str, label: str = "") -> Iterator[Fi
         name = f"{label} {recipe} above {other}: {ground} after {interactions}".strip()
         shipped, lows = (recipe, other) == (SHIPPED, WRITTEN), dict[str, float]()
         for outcome in OUTCOMES:
-            value, width = difference(together(before), together(after), outcome)
+            value, width = over_seeds(before, after, outcome)
             lows[outcome.key] = value - width
             worst = 0.0 if shipped and outcome.key in JUDGED else None
             yield figure(f"{name}, {outcome.name}", value, outcome.unit)

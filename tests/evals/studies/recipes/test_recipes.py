@@ -178,6 +178,19 @@ def test_a_gain_has_an_interval_over_the_users_of_all_seeds() -> None:
     assert difference(gain(0.03).best, gain(0.03).best, OUTCOMES[0]) == (0.0, 0.0)
 
 
+def test_the_interval_of_several_seeds_is_no_narrower_than_the_differences_between_them_allow() -> None:
+    changes = (0.05, 0.01, 0.0)
+    rows = {f.name: f.value for f in figures({"written": {i: [gain(c, i)] for i, c in enumerate(changes)}}, "people abc")}
+    name = "people abc written: later after 7200, accepted"
+    student = 4.303 * np.std([100 * change for change in changes], ddof=1) / math.sqrt(3)
+    assert rows[name] == pytest.approx(2.0, abs=0.2)
+    assert rows[f"{name}, half of the interval"] == pytest.approx(student, rel=0.05)
+    same = {f.name: f.value for f in figures({"written": {i: [gain(0.02, 1)] for i in range(3)}}, "people abc")}
+    assert same[f"{name}, half of the interval"] > 0, "the interval over users stays"
+    runs = {SHIPPED: {i: [gain(c, i)] for i, c in enumerate(changes)}, "written": {i: [gain(0.0, i)] for i in range(3)}}
+    assert any(not row.met for row in figures(runs)), "what one seed gains and the others do not is not sure"
+
+
 @pytest.mark.parametrize(("shipped", "met"), [(0.03, True), (0.0101, False), (0.0, False)])
 def test_the_shipped_recipe_must_be_surely_better_than_the_written_text_and_worse_in_nothing(shipped: float, met: bool) -> None:
     runs = {SHIPPED: {0: [gain(shipped, 2)]}, "written": {0: [gain(0.01, 1)]}, "control": {0: [gain(-0.02, 1)]}}
