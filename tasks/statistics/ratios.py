@@ -264,11 +264,20 @@ def weighted_fit(rows: Regression) -> tuple[float, float] | None:
 def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
     """Weighted least squares: coefficient of the last column, and by how much each row moves it [U]; None if undetermined.
 
-    A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance.
+    A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance. A covariate
+    that one user alone decides, as where nobody else has a history, is left out.
     """
+    if rows.design.shape[1] == 1:
+        return _leave_one_out_of_mean(rows.outcome, rows.weights)
+    found = _leave_one_out(rows)
+    if found is None and rows.design.shape[1] > 2:
+        return _leave_one_out(replace(rows, design=rows.design[:, [0, -1]]))
+    return found
+
+
+def _leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
+    """Return the result of `leave_one_out` with every column of a design."""
     design, outcome = rows.design, rows.outcome
-    if design.shape[1] == 1:
-        return _leave_one_out_of_mean(outcome, rows.weights)
     weighted = design * rows.weights[:, None]
     normal = design.T @ weighted
     if not np.linalg.det(normal) > 1e-12 * np.prod(np.diag(normal)):

@@ -161,7 +161,7 @@ def too_small(totals: ArmTotals, plan: Plan) -> str:
 
 
 def unanswered(totals: ArmTotals) -> str:
-    """Describe answers that are missing on both arms, as while no feedback arrives; empty if there are some, or nothing was shown."""
+    """Describe answers that are missing on both arms, as while no feedback arrives; empty where there are some, or none is due."""
     shown, judged = (sum(float(totals.during[arm][name].sum()) for arm in ARMS) for name in ("visible", "judged"))
     return f"none of {shown:.0f} completions that may have been shown has an answer" if shown and not judged else ""
 
@@ -250,7 +250,8 @@ def never_or_always(rows: Regression, alpha: float) -> Difference | None:
     """Return the difference of a rate that is equal for every user, usually 0, such as failures; None for other rates.
 
     No error can be estimated from such a rate. If none of the n requests of an arm is an exception, their share is below
-    -log(alpha / 2) / n at the level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?").
+    -log(alpha / 2) / n at the level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is
+    everything all right?").
     """
     rates = rows.outcome[rows.weights > 0]
     if not rates.size or np.ptp(rates) > 1e-12 or (rows.design.shape[1] == 1 and rates[0]):

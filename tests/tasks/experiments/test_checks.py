@@ -176,3 +176,17 @@ def test_the_elapsed_part_of_a_test_is_that_of_the_time_whose_halves_are_compare
     assert [over(test, plan, few, NOW + 400 + after) for after in (150, 600, 700)] == [0.25, 1.0, 1.0]
     late = test.model_copy(update={"stages": (stages[0], stages[1].model_copy(update={"started": NOW + 1000}))})
     assert over(late, plan, few, NOW + 1000) == 1.0, "no time is left"
+
+
+def test_arms_are_compared_where_one_user_alone_asked_in_the_day_before() -> None:
+    """As on a Monday: the requests of a user then have a covariate that nobody else has."""
+    champion, challenger = (
+        {f"{name}{i}": user(40 + i % 9, 8 + gain + i % 3) for i in range(60)} for name, gain in (("a", 0), ("b", 9))
+    )
+    fewer = {name: user(15 + i % 9, 6) for i, name in enumerate(challenger)}
+    plan, before = plan_for(TEAM, SETTINGS), {"a0": user(30, 6)}
+    test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan)
+    promoted = decide(test, plan, arm_totals(champion, challenger, before), NOW + 1000)
+    assert promoted.verdict == "promote", promoted.reason
+    broken = decide(test, plan, arm_totals(champion, fewer, before), NOW + 10)
+    assert broken.verdict == "broken" and "a user's requests differ by -" in broken.reason
