@@ -161,7 +161,7 @@ def too_small(totals: ArmTotals, plan: Plan) -> str:
 
 
 def unanswered(totals: ArmTotals) -> str:
-    """Describe answers that are missing on both arms, as while no feedback arrives; empty where there are some, or none is due."""
+    """Describe answers that are missing on both arms, as while no feedback arrives; empty if there are some, or none is due."""
     shown, judged = (sum(float(totals.during[arm][name].sum()) for arm in ARMS) for name in ("visible", "judged"))
     return f"none of {shown:.0f} completions that may have been shown has an answer" if shown and not judged else ""
 
