@@ -85,14 +85,16 @@ def sequence_chart(found: ConfidenceSequence) -> Chart:
 def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
     """Return the progress of a test at a look; None without a plan or a planned size, as in a comparison with an earlier
     version."""
-    plan, stage = experiment.plan, experiment.stage_at(look.time)
-    if plan is None or stage.name in ("watch", "anchor"):
+    begun = tuple(stage for stage in experiment.stages if stage.started <= look.time) or experiment.stages[:1]
+    plan, seen = experiment.plan, experiment.model_copy(update={"stages": begun})
+    if plan is None or seen.stage.name in ("watch", "anchor"):
         return None
     by_clock = experiment.started + plan.max_seconds
-    if stage.name != "test":  # requests of earlier stages are not the test's
+    if seen.counting.name != "test":  # requests of earlier stages are not the test's
         return Progress(0, plan.planned_requests, by_clock, True, plan.sample)
-    requests, elapsed = _requests(look), max(look.time - stage.started, 1.0)
-    by_requests = stage.started + elapsed * plan.planned_requests / max(requests, 1)
+    # A test that a pause interrupted goes on: its requests count from its first start.
+    requests, elapsed = _requests(look), max(look.time - seen.counts_from, 1.0)
+    by_requests = seen.counts_from + elapsed * plan.planned_requests / max(requests, 1)
     return Progress(requests, plan.planned_requests, min(by_requests, by_clock), by_clock < by_requests, plan.sample)
 
 

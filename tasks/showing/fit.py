@@ -96,7 +96,7 @@ def fit(completions: Sequence[LabelledCompletion]) -> FittedEstimate | Unfitted:
         estimate=estimate,
         reliability=checked(early, later),
         chosen=_reliability(*chosen(early, later)),
-        served=_served(completions),
+        served=_served(usable),
         completions=len(usable),
     )
 

@@ -62,6 +62,8 @@ class Regression:
     """[U], the user's requests."""
     requests: float
     """Requests of all users: the clock of the interval."""
+    fewer: float = 0.0
+    """Requests of the arm that has fewer; 0: unknown."""
 
     def without(self, rows: np.ndarray) -> "Regression":
         """Return the comparison without some users; `rows` is a mask [U]."""
@@ -224,7 +226,9 @@ def by_user(
     columns = [np.ones_like(rate)]
     if requests.sum() and np.ptp(covariate) > 1e-12:
         columns.append(covariate - np.average(covariate, weights=requests))
-    return Regression(np.column_stack([*columns, treated.astype(float)]), rate, requests, float(requests.sum()))
+    on_challenger, total = float(requests[treated > 0].sum()), float(requests.sum())
+    fewer = min(on_challenger, total - on_challenger)
+    return Regression(np.column_stack([*columns, treated.astype(float)]), rate, requests, total, fewer)
 
 
 def within_user(counted: tuple[np.ndarray, np.ndarray], requests: tuple[np.ndarray, np.ndarray]) -> Regression:
@@ -238,7 +242,8 @@ def within_user(counted: tuple[np.ndarray, np.ndarray], requests: tuple[np.ndarr
     weights = requests[0] * requests[1] / np.maximum(both, 1e-300)
     met = weights > 0
     rates = [np.divide(y, n, out=np.zeros_like(n), where=met) for y, n in zip(counted, requests, strict=True)]
-    return Regression(np.ones((len(weights), 1)), rates[1] - rates[0], weights, float(both[met].sum()))
+    fewer = min(float(n[met].sum()) for n in requests)
+    return Regression(np.ones((len(weights), 1)), rates[1] - rates[0], weights, float(both[met].sum()), fewer)
 
 
 def earlier_rates(counted: np.ndarray, requests: np.ndarray) -> np.ndarray:
@@ -259,11 +264,20 @@ def weighted_fit(rows: Regression) -> tuple[float, float] | None:
 def leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
     """Weighted least squares: coefficient of the last column, and by how much each row moves it [U]; None if undetermined.
 
-    A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance.
+    A row moves it by the coefficient with the row less that without it, whose squares add up to the HC3 variance. A covariate
+    that one user alone decides, as where nobody else has a history, is left out.
     """
+    if rows.design.shape[1] == 1:
+        return _leave_one_out_of_mean(rows.outcome, rows.weights)
+    found = _leave_one_out(rows)
+    if found is None and rows.design.shape[1] > 2:
+        return _leave_one_out(replace(rows, design=rows.design[:, [0, -1]]))
+    return found
+
+
+def _leave_one_out(rows: Regression) -> tuple[float, np.ndarray] | None:
+    """Return the result of `leave_one_out` with every column of a design."""
     design, outcome = rows.design, rows.outcome
-    if design.shape[1] == 1:
-        return _leave_one_out_of_mean(outcome, rows.weights)
     weighted = design * rows.weights[:, None]
     normal = design.T @ weighted
     if not np.linalg.det(normal) > 1e-12 * np.prod(np.diag(normal)):

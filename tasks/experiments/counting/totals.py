@@ -148,9 +148,7 @@ def total(
         labelled: completions with their labels (tasks/labels/attribution.py).
         until: requests after this time, in Unix seconds, count only for metrics that need no label.
     """
-    made, before = by_test(labelled, experiment)
-    crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
-    made, before = (one_user_each(rows, crowded) for rows in (made, before))
+    made, before = of_units(labelled, experiment, plan)
     made = _with_turns(made, plan)
     during = made.filter(pl.col("time") <= until)
     since = _later_from(experiment, until)
@@ -176,6 +174,15 @@ def total(
 def _later_from(experiment: ExperimentRecord, until: float) -> float:
     """Return the start of the later part: half of the time, or for an anchor the start of the newest champion."""
     return experiment.stage.started if experiment.stage.name == "anchor" else (experiment.counts_from + until) / 2
+
+
+def of_units(
+    labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float = math.inf
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the requests of `by_test`, where the users of a crowded credential are one user."""
+    made, before = by_test(labelled, experiment, until)
+    crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
+    return one_user_each(made, crowded), one_user_each(before, crowded)
 
 
 def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:

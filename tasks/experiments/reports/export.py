@@ -16,7 +16,7 @@ from infra.settings import Settings
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import values
-from tasks.experiments.counting.totals import ARMS, by_test, read_labelled, weights
+from tasks.experiments.counting.totals import ARMS, of_units, read_labelled, weights
 from tasks.experiments.moves.log import ids
 from tasks.experiments.planning.plan import plan_of
 from tasks.labels.measures import deciles
@@ -85,7 +85,8 @@ def facts(labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, unti
     The columns are those of infra/docs/operate/other-systems.md: who, when, which variation (empty before the test), by what the
     sums are divided, the weight by which the caps let the request count, and the value of every metric and denominator.
     """
-    during, before = by_test(labelled, experiment, until)
+    made, before = of_units(labelled, experiment, plan, until + plan.settle_seconds)  # as at the look that counts until then
+    during = made.filter(pl.col("time") <= until)
     counted = during.join(weights(during, plan), on=["arm", "user", "credential"], how="left")
     earlier = before.filter(pl.col("user").is_in(during["user"].unique().implode()))
     activity = deciles(during["user"])

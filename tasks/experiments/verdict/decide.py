@@ -104,7 +104,7 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
         return verdict.model_copy(update={"verdict": "breach", "reason": sure.reason, "breached": sure.metric})
     if broken := [check.reason for check in checks if check.state == "broken"]:
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
-    if obstacle := too_small(totals, plan) or held_by(checks):
+    if obstacle := too_small(totals, plan) or held_by(checks) or unanswered(totals):
         return without_look(verdict, obstacle, plan, now - experiment.started >= plan.max_seconds)
     return _looked(verdict, Look(plan, bool(end), over(experiment, plan, totals, now)), totals, end)
 
@@ -141,9 +141,10 @@ def planned_end(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now
 
 
 def over(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> float:
-    """Return the elapsed part of a planned test, by its requests or by its time."""
-    requests = min(totals.requests.values()) / plan.planned_requests
-    return min(1.0, max(requests, (now - experiment.started) / plan.max_seconds, 1e-3))
+    """Return the elapsed part of a planned test, by its requests or by its time, without the stages before it."""
+    requests, begin = min(totals.requests.values()) / plan.planned_requests, experiment.counts_from
+    left = experiment.started + plan.max_seconds - begin
+    return min(1.0, max(requests, (now - begin) / left if left > 0 else 1.0, 1e-3))
 
 
 def too_small(totals: ArmTotals, plan: Plan) -> str:
@@ -157,6 +158,12 @@ def too_small(totals: ArmTotals, plan: Plan) -> str:
             "(experiment.min_requests)"
         )
     return ""
+
+
+def unanswered(totals: ArmTotals) -> str:
+    """Describe answers that are missing on both arms, as while no feedback arrives; empty if there are some, or none is due."""
+    shown, judged = (sum(float(totals.during[arm][name].sum()) for arm in ARMS) for name in ("visible", "judged"))
+    return f"none of {shown:.0f} completions that may have been shown has an answer" if shown and not judged else ""
 
 
 def held_by(checks: tuple[CheckResult, ...]) -> str:
@@ -242,13 +249,14 @@ def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
 def never_or_always(rows: Regression, alpha: float) -> Difference | None:
     """Return the difference of a rate that is equal for every user, usually 0, such as failures; None for other rates.
 
-    No error can be estimated from such a rate. If none of n requests is an exception, their share is below -log(alpha / 2) / n at
-    the level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?").
+    No error can be estimated from such a rate. If none of the n requests of an arm is an exception, their share is below
+    -log(alpha / 2) / n at the level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is
+    everything all right?").
     """
     rates = rows.outcome[rows.weights > 0]
     if not rates.size or np.ptp(rates) > 1e-12 or (rows.design.shape[1] == 1 and rates[0]):
         return None
-    bound = -math.log(alpha / 2) / max(rows.requests / 2, 1.0) * max(1.0, float(rates[0]))
+    bound = -math.log(alpha / 2) / max(rows.fewer, 1.0) * max(1.0, float(rates[0]))
     return Difference(0.0, -bound, bound, 0.0)
 
 

@@ -52,14 +52,16 @@ def compare_requests(totals: ArmTotals, plan: Plan) -> Regression:
         turns = [sum(totals.during[arm][name] for name in QUARTERS) for arm in ARMS]
         weights = turns[0] * turns[1] / np.maximum(turns[0] + turns[1], 1.0)
         outcome = np.log((made[1] + TURN) / np.maximum(turns[1], 1.0)) - np.log((made[0] + TURN) / np.maximum(turns[0], 1.0))
-        return Regression(np.ones((len(weights), 1)), np.where(weights > 0, outcome, 0.0), weights, float(np.sum(made)))
+        fewer = min(float(of_arm.sum()) for of_arm in made)
+        return Regression(np.ones((len(weights), 1)), np.where(weights > 0, outcome, 0.0), weights, float(np.sum(made)), fewer)
     requests = np.where(totals.both, 0.0, np.sum(made, axis=0))
     met = (requests > 0).astype(float)
     columns, earlier = [np.ones_like(met)], np.log1p(totals.before[MADE])
     if met.any() and np.ptp(earlier[met > 0]) > 1e-12:
         columns.append(earlier)
     outcome, treated = np.log(np.maximum(requests, 1.0)), (totals.during["challenger"]["requests"] > 0).astype(float)
-    return Regression(np.column_stack([*columns, treated]), outcome, met, float(requests.sum()))
+    fewer = min(float(requests[treated > 0].sum()), float(requests[treated == 0].sum()))
+    return Regression(np.column_stack([*columns, treated]), outcome, met, float(requests.sum()), fewer)
 
 
 def compare_change(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per, plan: Plan) -> Regression:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from evals.bench.experiments.simulate import Simulation, World, plan_for
-from infra.records import CheckResult, ExperimentRecord, Verdict
+from infra.records import CheckResult, ExperimentRecord, Stage, Verdict
 from infra.settings.schema import Experiment
 from tasks.experiments.verdict.checks import run_checks
-from tasks.experiments.verdict.decide import decide, means_of
+from tasks.experiments.verdict.decide import decide, means_of, over
 from tasks.experiments.verdict.designs import compare, compare_ahead
 from tasks.statistics.ratios import Difference, difference, leave_one_out, weighted_fit
 from tests.tasks.experiments.arms import arm_totals, user
@@ -162,6 +162,31 @@ def test_the_gain_at_the_planned_end_is_on_the_line_through_both_halves() -> Non
     challenger = {f"b{i}": user(100, 28) for i in range(3)}
     halves = {"champion": {f"a{i}": user(50, 10) for i in range(3)}, "challenger": {f"b{i}": user(50, 13) for i in range(3)}}
     totals, plan = arm_totals(champion, challenger, later=halves), plan_for(TEAM, SETTINGS)
-    for over, expected in ((1.0, 0.06 - 0.5 * 0.04), (0.5, 0.06 - 2.5 * 0.04)):
-        found = leave_one_out(compare_ahead(totals, "accepted", "requests", plan, over))
+    for part, expected in ((1.0, 0.06 - 0.5 * 0.04), (0.5, 0.06 - 2.5 * 0.04)):
+        found = leave_one_out(compare_ahead(totals, "accepted", "requests", plan, part))
         assert found and found[0] == pytest.approx(expected)
+
+
+def test_the_elapsed_part_of_a_test_is_that_of_the_time_whose_halves_are_compared() -> None:
+    """A ramp took 400 of 1,000 s, so 150 s of the test are a quarter of it."""
+    stages = (Stage(name="ramp", share=0.1, started=NOW), Stage(name="test", share=0.5, started=NOW + 400))
+    plan = plan_for(TEAM, SETTINGS)
+    test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan, stages=stages)
+    few = arm_totals({"a": user(1)}, {"b": user(1)})
+    assert [over(test, plan, few, NOW + 400 + after) for after in (150, 600, 700)] == [0.25, 1.0, 1.0]
+    late = test.model_copy(update={"stages": (stages[0], stages[1].model_copy(update={"started": NOW + 1000}))})
+    assert over(late, plan, few, NOW + 1000) == 1.0, "no time is left"
+
+
+def test_arms_are_compared_where_one_user_alone_asked_in_the_day_before() -> None:
+    """As on a Monday: the requests of a user then have a covariate that nobody else has."""
+    champion, challenger = (
+        {f"{name}{i}": user(40 + i % 9, 8 + gain + i % 3) for i in range(60)} for name, gain in (("a", 0), ("b", 9))
+    )
+    fewer = {name: user(15 + i % 9, 6) for i, name in enumerate(challenger)}
+    plan, before = plan_for(TEAM, SETTINGS), {"a0": user(30, 6)}
+    test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan)
+    promoted = decide(test, plan, arm_totals(champion, challenger, before), NOW + 1000)
+    assert promoted.verdict == "promote", promoted.reason
+    broken = decide(test, plan, arm_totals(champion, fewer, before), NOW + 10)
+    assert broken.verdict == "broken" and "a user's requests differ by -" in broken.reason

@@ -113,6 +113,19 @@ def test_without_a_single_failure_the_share_of_failures_has_a_bound_from_the_num
     assert failed.high == pytest.approx(-np.log(0.00125) / 4000)
 
 
+def test_an_arm_with_few_requests_shows_little_about_failures_however_many_the_other_has() -> None:
+    """100 requests without a failure do not exclude a share of 3 %, above the margin."""
+    settings = changed(min_requests=100, planned_requests=100, tolerated_users=0)
+    experiment = experiment_of(settings).model_copy(update={"share": 0.1})
+    champion = {f"a{i}": user(10, 2 + i % 3) for i in range(90)}
+    challenger = {f"b{i}": user(10, 6 + i % 2) for i in range(10)}
+    assert experiment.plan
+    found = decide(experiment, experiment.plan, arm_totals(champion, challenger), NOW + 10)
+    failed = next(metric for metric in found.metrics if metric.name == "failed")
+    assert failed.high == pytest.approx(-np.log(0.95 * 0.05 / 2) / 100) and failed.state == "unsure"
+    assert found.verdict == "reject" and "may be worse than their margins: failures per request" in found.reason
+
+
 def test_a_moderate_win_is_promoted_only_at_the_planned_size() -> None:
     champion, challenger = arm(240, 0.20, 1), arm(240, 0.222, 5)
     early = verdict(champion, challenger, settings=changed(planned_requests=12_001))
@@ -193,6 +206,20 @@ def test_a_test_that_could_not_tell_is_not_held_against_the_challenger(champion,
     assert "experiment.max_seconds" in late.reason
 
 
+@pytest.mark.parametrize("mode", ["superiority", "non_inferiority"])
+def test_a_test_without_an_answer_on_either_arm_waits_and_is_not_held_against_the_challenger(mode: str) -> None:
+    """As where no feedback arrives. A challenger that shows nothing at all is held responsible."""
+    settings = changed(mode=mode, planned_requests=2000)
+    unknown = dict.fromkeys(("judged", "decided", "labelled", "annoyed", "length"), 0.0)
+    champion, challenger = ({f"{name}{i}": {**user(50, shown=45), **unknown} for i in range(40)} for name in "ab")
+    early = verdict(champion, challenger, settings=settings)
+    assert early.verdict == "undecided" and early.reason == "none of 3600 completions that may have been shown has an answer"
+    late = verdict(champion, challenger, 1000, settings)
+    assert (late.verdict, late.inconclusive, late.promising) == ("broken", True, False) and early.reason in late.reason
+    silent = {name: {**sums, "visible": 0.0, "shown": 0.0} for name, sums in challenger.items()}
+    assert verdict(arm(40, 0.2, 1), silent, 1000, settings).verdict == "reject"
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_missing_proof_never_promotes(rate: float) -> None:
     champion, challenger = arm(40, rate, 1), arm(40, rate, 2)
@@ -219,7 +246,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 4, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 5, which this code has, found rules 1"):
         recompute(read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}))
     with pytest.raises(ValueError, match="by ada: expected one of the gate"):
         recompute(read.model_copy(update={"evidence": None, "by": "ada"}))

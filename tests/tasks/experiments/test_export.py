@@ -117,6 +117,19 @@ def test_a_crossover_has_an_exposure_for_each_block_of_a_user(tmp_path: Path) ->
     assert {row["unit_id"].partition(":")[0] for row in units} == {row["user_id"] for row in units}
 
 
+def test_users_of_one_credential_are_one_user_in_the_tables_too_where_the_gate_counts_them_so(tmp_path: Path) -> None:
+    store, test = world(design="crossover", block_seconds=5.0, max_credential_weight=0.5)
+    assert test.plan
+    verdict = decide.undecided(gather(store, test, test.plan, NOW + 60))
+    assert verdict.users == {"champion": 5, "challenger": 5}, "24 users of five credentials"
+    store.put_json("decisions/e.json", Decision(experiment=test, verdict=verdict, decided=NOW + 60, by="gate"))
+    written = export(store, LIMITS, "e", tmp_path, NOW + 999)
+    assert written.note == "" and written.acceptance.keys() == verdict.acceptance.keys()
+    for arm, rate in written.acceptance.items():
+        assert rate.model_dump() == pytest.approx(verdict.acceptance[arm].model_dump())
+    assert {row["user_id"] for row in query(tmp_path, "SELECT user_id FROM facts")} == {f"credential c{n}" for n in range(5)}
+
+
 def test_the_files_are_for_their_owner_alone_and_say_when_events_are_gone(tmp_path: Path) -> None:
     store, test = world()
     assert test.plan

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.pages.experiment_view import progress
 from infra.records import CheckResult, ExperimentRecord, Look, MetricResult, Stage, Verdict
 from infra.settings.schema import Collect, Experiment
 from infra.storage import looks as log
@@ -95,3 +96,18 @@ def test_the_page_shows_sequence_margins_levels_checks_and_the_planned_end() -> 
         assert words in page, words
     slow = TEST.model_copy(update={"plan": PLAN.model_copy(update={"max_seconds": 3600.0})})
     assert "planned end 2027-01-15 09:00:00 UTC, in 27 min, by the clock" in experiment_page(store, slow, last)
+
+
+def test_a_pause_changes_neither_the_requests_so_far_nor_the_pace() -> None:
+    """The gate counts what was asked before and during a pause. 200 of 1000 requests take a fifth of the time."""
+    begun = (("ramp", 0.1, 0), ("test", 0.25, 1800), ("paused", 0.25, 7200), ("test", 0.25, 8990))
+    stages = tuple(Stage(name=name, share=share, started=NOW + at) for name, share, at in begun)
+    test = TEST.model_copy(update={"stages": stages, "plan": PLAN.model_copy(update={"max_seconds": 1e6})})
+    for number, time in ((2, 7200.0), (3, 8900.0), (4, 9000.0)):
+        look = Look(experiment="e", number=number, time=NOW + time, stage="test", share=0.25, verdict=verdict(200))
+        found = progress(test.model_copy(update={"stages": stages[:number]}), look)
+        assert found and (found.requests, found.share, found.by_clock) == (200, 0.2, False)
+        assert found.ends == NOW + 1800 + 5 * (time - 1800)
+    in_ramp = test.model_copy(update={"stages": (stages[0], stages[2])})
+    waiting = progress(in_ramp, Look(experiment="e", number=2, time=NOW + 7300, stage="paused", share=0.1, verdict=verdict(200)))
+    assert waiting and (waiting.requests, waiting.by_clock) == (0, True), "a ramp that is paused"

@@ -9,7 +9,7 @@ import pytest
 from infra.model.showing import Place
 from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted, chosen, fit, read, with_selection, write
-from tasks.showing.labels import LabelledCompletion
+from tasks.showing.labels import Compared, LabelledCompletion, weighed
 from tasks.showing.reliability import reliability
 from tests.infra.model.test_showing import made as estimate_of
 from tests.tasks.made import MemoryStore
@@ -59,6 +59,20 @@ def test_chances_that_serving_decided_by_are_checked_too() -> None:
     assert fitted.served.error == pytest.approx(0.4, abs=0.05) and fitted.served.count == 2000
     assert report.metrics(fitted)["showing.served_calibration_error"] == fitted.served.error
     assert "Of the chances by which serving decided: calibration error 0.4" in report.page(fitted)
+
+
+def test_chances_that_serving_decided_by_are_checked_against_the_share_that_is_kept() -> None:
+    """Two of three texts are near misses, of which two of three are accepted: none is the beginning of the settled text."""
+    rows = []
+    for number, row in enumerate(made(900)):
+        near, taken = number % 3 > 0, number % 9 not in (1, 2, 4)
+        texts = Compared("total = base", f"total = {'rest' if near else 'base'}", "total = base", taken)
+        kept = np.array([np.nan, float(not near), np.nan])
+        rows.append(replace(row, ends=[6, 12, 12], kept=kept, accepted=taken, compared=texts))
+    true = [float(row.kept[1]) for row in weighed(rows)]
+    fitted = fit([replace(row, decided=(share, 2)) for row, share in zip(rows, true, strict=True)])
+    assert isinstance(fitted, FittedEstimate) and fitted.served
+    assert 0.2 < min(true) < max(true) and fitted.served.error == pytest.approx(0, abs=1e-9)
 
 
 def test_what_is_chosen_for_looking_best_is_expected_to_be_kept_as_often_as_it_is() -> None:

@@ -76,6 +76,16 @@ def test_the_error_equals_that_of_leaving_out_each_user() -> None:
     assert fit[1] == pytest.approx(math.sqrt(sum((estimate - whole) ** 2 for estimate in left_out)))
 
 
+def test_a_history_that_one_user_alone_has_leaves_the_estimate_without_it() -> None:
+    random = np.random.default_rng(0)
+    outcome, treated, one = random.normal(size=40), np.arange(40) % 2, np.arange(40) == 7
+    plain, adjusted = (
+        weighted_fit(Regression(np.column_stack([np.ones(40), *history, treated]), outcome, np.ones(40), 40.0))
+        for history in ([], [one.astype(float)])
+    )
+    assert plain is not None and adjusted == plain
+
+
 def test_the_boundary_equals_a_calculation_by_hand_and_is_narrowest_at_the_planned_size() -> None:
     # t rho^2 = 5.9915 + log(5.9915) + 1 = 8.7818 at the planned time.
     by_hand = math.sqrt(2 * (1 + 1 / 8.7818) * math.log(math.sqrt(9.7818) / 0.05))
