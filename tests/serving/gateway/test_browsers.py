@@ -168,6 +168,17 @@ async def test_what_the_page_links_to_is_no_page_either(house: House, path: str)
     assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff"
 
 
+async def test_a_head_is_answered_as_a_get_without_its_body(house: House) -> None:
+    for url, paths in zip(house.urls, (GETS, ("/health", "/ready", "/no-such-route")), strict=True):
+        for path in paths:
+            got, head = [await house.client.request(method, url + path, headers=PASSWORD) for method in ("GET", "HEAD")]
+            assert head.status_code == got.status_code and head.content == b"", path
+            assert head.headers.get("content-type") == got.headers.get("content-type")
+    assert (await house.client.head(house.urls[0] + "/v1/completions")).status_code == 405
+    house.drain.began = True
+    assert (await house.client.head(house.urls[1] + "/ready")).status_code == 503
+
+
 @pytest.mark.parametrize(("method", "path", "allowed"), METHODS)
 async def test_a_wrong_method_is_answered_with_the_allowed_ones(house: House, method: str, path: str, allowed: str) -> None:
     answer = await house.client.request(method, house.urls[0] + path)
