@@ -111,6 +111,25 @@ async def test_a_page_of_another_origin_changes_nothing(house: House, origin: st
     assert (await house.client.post(house.urls[0] + "/v1/feedback", json=EVENT, headers=own)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "own"),
+    [
+        ("localhost:443", "https://localhost", True),
+        ("localhost:80", "http://localhost", True),
+        ("localhost", "https://localhost", True),
+        ("localhost:80", "https://localhost", False),
+        ("localhost:443", "http://localhost", False),
+        ("localhost:443", "https://localhost:8443", False),
+        ("localhost:443", "https://evil.example", False),
+        ("localhost:443", "ftp://localhost", False),
+    ],
+)
+async def test_a_proxy_may_name_the_port_that_a_browser_leaves_out(house: House, host: str, origin: str, own: bool) -> None:
+    headers = {"Host": host, "Origin": origin}
+    answer = await house.client.post(house.urls[0] + "/v1/feedback", json=EVENT, headers=headers)
+    assert answer.status_code == (200 if own else 403)
+
+
 async def test_no_answer_lets_another_origin_read_it(house: House) -> None:
     asks = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     for url in house.urls:
