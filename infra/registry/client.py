@@ -43,7 +43,7 @@ OF_MOVES = (VERDICT_TAG, f"{VERDICT_TAG}.reason", LAST_MOVE_TAG, ACCEPTANCE_TAG,
 REMOVED_TAG = "checkpoint_removed"
 """Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
 MISSING = ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND")
-"""MLflow's error codes of what is not registered; a 404 without one is a proxy's."""
+"""MLflow's error codes for a model or version that is not registered; a 404 without one is a proxy's."""
 MOST_NAMED = 10
 """Versions that an error lists."""
 PAGE = 200
