@@ -25,6 +25,8 @@ MAX_PIPELINED = 16
 MAX_FRAME_BYTES = 1 << 18
 """Bytes of a body's chunk sizes, extensions and trailers."""
 UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+CUT = re.compile(rb"\r(?:\n(?:\r|u(?:p(?:g(?:r(?:a(?:de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+"""The end of a part of headers that may begin such a header, or the empty line behind the last one."""
 BACKLOG = 4_096
 """Connections that may wait to be accepted; Linux allows 4,096 (net.core.somaxconn). Others are delayed by a second or more."""
 
@@ -63,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waits: Waiting | None = None
         """The list that holds its deadline now."""
         self._excess: tuple[int, str] | None = None
+        self._held = b""
+        """Bytes of headers that wait for the rest of their line."""
         self._read_bytes = self._body_bytes = self._header_bytes = self._chunks = 0
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -88,14 +92,17 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        expected = self._expected
+        expected, size = self._expected, len(data)
         if expected is not self._connections.body and not self._should_upgrade_to_ws():
             # Java's HttpClient offers HTTP/2 with each request (h2c), and httptools reads no body behind an offer.
-            head, end, rest = data.partition(b"\r\n\r\n")
+            head, end, rest = (self._held + data).partition(b"\r\n\r\n")
+            cut = None if end else CUT.search(head)
+            head, self._held = (head[: cut.start()], cut[0]) if cut else (head, b"")
             data = UPGRADE.sub(b"\r\nx-upgrade", head) + end + rest
-        super().data_received(data)
+        if data:
+            super().data_received(data)
         if expected is self._expected:
-            self._count(len(data))
+            self._count(size)
         self._set_deadline()
 
     def _count(self, size: int) -> None:

@@ -17,6 +17,8 @@ HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]*
 """A Host header in lower case. urllib.parse.urlsplit would also take localhost[::1]."""
 READ = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
 """Headers that decide."""
+PORTS = {"http": 80, "https": 443}
+"""Port of a scheme where an origin names none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
     host = host_name(hosts[0]) if len(hosts) == 1 else ""
     if not host or (host not in names and not _same_address(host, reached)):
         return Refusal(403, f"Host: {', '.join(hosts)[:200]!r} is no name of this server")
-    if any(origin.partition("://")[2] != hosts[0] for origin in values.get(b"origin", [])):
+    if any(not _is_of(origin, hosts[0]) for origin in values.get(b"origin", [])):
         return Refusal(403, "Origin: another origin's page may not send requests here")
     # Browsers send this also without Origin: for images, scripts, forms of other pages. A link may be followed.
     site, mode, target = (values.get(name, [""])[-1] for name in (b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
@@ -64,6 +66,12 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
     if site in ("cross-site", "same-site") and not link:
         return Refusal(403, "Sec-Fetch-Site: another site's page may not send requests here")
     return None
+
+
+def _is_of(origin: str, host: str) -> bool:
+    """Return whether an origin is that of a Host header. A proxy may add the scheme's port, which no browser writes."""
+    scheme, _, place = origin.partition("://")
+    return host == place or (scheme in PORTS and host == f"{place}:{PORTS[scheme]}")
 
 
 def _same_address(host: str, reached: str) -> bool:

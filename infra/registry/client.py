@@ -42,6 +42,8 @@ OF_MOVES = (VERDICT_TAG, f"{VERDICT_TAG}.reason", LAST_MOVE_TAG, ACCEPTANCE_TAG,
 """Tags of a model version that a log of moves sets."""
 REMOVED_TAG = "checkpoint_removed"
 """Tag of a model version: when its checkpoint was removed (ISO 8601, UTC); the version cannot be served or trained."""
+MISSING = ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND")
+"""MLflow's error codes for a model or version that is not registered; a 404 without one is a proxy's."""
 MOST_NAMED = 10
 """Versions that an error lists."""
 PAGE = 200
@@ -188,7 +190,7 @@ class Registry:
             raise NotRegistered(
                 f"model {self.model!r}: no version {version}; the latest are {known}. `tabloop history` lists their moves"
             ) from None
-        return self._version(found["model_version"])
+        return self._version(self._part(found, "model_version"))
 
     def versions(self) -> list[ModelVersion]:
         """Return all versions, oldest first."""
@@ -211,7 +213,7 @@ class Registry:
         }
         if run_id:
             body["run_id"] = run_id
-        return self._version(self._call("POST", "model-versions/create", json=body)["model_version"])
+        return self._version(self._part(self._call("POST", "model-versions/create", json=body), "model_version"))
 
     def describe_version(self, version: str, description: str) -> None:
         """Replace a version's description, in Markdown of at most MOST_DESCRIPTION characters."""
@@ -264,19 +266,31 @@ class Registry:
         return ModelVersion(version=str(entry["version"]), source=entry["source"], tags=tags)
 
     def _model(self) -> dict[str, Any] | None:
-        return self._call("GET", "registered-models/get", params={"name": self.model}, missing_ok=True).get("registered_model")
+        found = self._call("GET", "registered-models/get", params={"name": self.model}, missing_ok=True)
+        return self._part(found, "registered_model") if found else None
+
+    def _part(self, found: dict[str, Any], name: str) -> dict[str, Any]:
+        """Return a part of an answer. Raises RegistryError if the answer lacks it."""
+        if name not in found:
+            raise RegistryError(
+                f"{self._where}: expected {name} in the answer, got {str(found)[:100]}; another server answers there"
+            )
+        return found[name]
+
+    @property
+    def _where(self) -> str:
+        return f"registry.uri = {masked(str(self._http.base_url))!r}"
 
     def _call(self, method: str, path: str, *, missing_ok: bool = False, **request: Any) -> dict[str, Any]:
         try:
             response = self._http.request(method, f"/api/2.0/mlflow/{path}", **request)
         except httpx.HTTPError as error:
-            raise NoAnswer(
-                f"registry.uri = {masked(str(self._http.base_url))!r}: no response: {error}; check with `tabloop status` that "
-                "MLflow runs"
-            ) from error
-        if response.is_success:
-            return response.json()
-        if missing_ok and response.status_code == 404:
+            raise NoAnswer(f"{self._where}: no response: {error}; check with `tabloop status` that MLflow runs") from error
+        found = _object(response)
+        if response.is_success and found is not None:
+            return found
+        missing = response.status_code == 404 and (found or {}).get("error_code") in MISSING
+        if missing_ok and missing:
             return {}
         if response.status_code == 401:
             raise RegistryError(
@@ -289,8 +303,22 @@ class Registry:
                 "may write what it made, and what an administrator of MLflow grants it), or the server does not answer to the "
                 "host name of registry.uri"
             )
-        failure = NotRegistered if response.status_code == 404 else RegistryError
+        if found is None:
+            raise RegistryError(
+                f"{self._where}: {method} {path}: HTTP {response.status_code} with {response.text[:100]!r}: expected MLflow's "
+                "JSON; a proxy or another server answers there"
+            )
+        failure = NotRegistered if missing else RegistryError
         raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
+
+
+def _object(response: httpx.Response) -> dict[str, Any] | None:
+    """Return the JSON object of an answer; None if it is something else, such as the page of a proxy."""
+    try:
+        found = response.json()
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _tags(entry: dict[str, Any]) -> dict[str, str]:

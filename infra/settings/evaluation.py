@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from infra.settings.section import Section
+from infra.settings.section import RequestSecret, Section
 
 
 class Judge(Section):
@@ -17,7 +17,7 @@ class Judge(Section):
     """Base URL of the judge's endpoint, including /v1; empty for kind "reference"."""
     model: str = ""
     """Model name in requests to the judge; empty for kind "reference"."""
-    api_key: SecretStr | None = None
+    api_key: RequestSecret | None = None
     """Bearer token for the judge; none: no Authorization header."""
     rubric: Path = Path("tasks/evaluation/judge/rubric.md")
     """File with the judge's instructions for kind "openai". Scores of another text are not reused."""
@@ -136,7 +136,7 @@ class Evaluate(Section):
     to a disk of its own, and a candidate is uploaded before its evaluation instead of after it."""
     engine_host: str = ""
     """Address on which that engine listens, at the URL's port; empty: the URL's host (serving.engine_host)."""
-    engine_token: SecretStr | None = None
+    engine_token: RequestSecret | None = None
     """Bearer token of the evaluation's own engine; none: it does not start. The local stack generates one."""
     stop: tuple[str, ...] = ()
     """Stop strings of the team's editors: a completion is scored up to the first, as it is served. Empty: up to the end token or

@@ -1,9 +1,17 @@
-"""The base class of every group of settings."""
+"""The base class of every group of settings, and a type of secrets."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
+
+
+def _bare(value: SecretStr) -> SecretStr:
+    return SecretStr(value.get_secret_value().strip())
+
+
+RequestSecret = Annotated[SecretStr, AfterValidator(_bare)]
+"""A secret that requests carry as it is, in a header or as their address: the line end of a file is no part of it."""
 
 
 class Section(BaseModel):

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from infra.settings.section import Section
+from infra.settings.section import RequestSecret, Section
 
 
 class Store(Section):
@@ -15,7 +15,7 @@ class Store(Section):
     """URL of the S3 endpoint; none or empty: AWS itself (TOML has no null, so write "")."""
     region: str = "us-east-1"
     """Region of the S3 client."""
-    access_key: SecretStr | None = None
+    access_key: RequestSecret | None = None
     """S3 access key; none: boto3 looks for credentials itself (environment, profile, instance role)."""
     secret_key: SecretStr | None = None
     """S3 secret key that belongs to the access key."""
@@ -36,7 +36,7 @@ class Registry(Section):
     """User name for MLflow's basic authentication; sent only with registry.password."""
     password: SecretStr | None = None
     """Password of that user; none: requests carry no password. The local stack generates one."""
-    token: SecretStr | None = None
+    token: RequestSecret | None = None
     """Bearer token for a proxy in front of MLflow, sent in place of the password; none: no token."""
     page: str = ""
     """URL of MLflow for a browser, used in links; empty: registry.uri."""
@@ -52,7 +52,7 @@ class Orchestration(Section):
     stack generates one."""
     page: str = ""
     """URL of Prefect for a browser, used in links; empty: orchestration.api without /api."""
-    webhook: SecretStr | None = None
+    webhook: RequestSecret | None = None
     """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the watch of the experiments is
     silent; none: it posts nothing. `tabloop automations` applies it."""
     work_pool: str = "tabloop"

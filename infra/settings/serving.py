@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 
 from infra.records import ShowLevel
-from infra.settings.section import Section
+from infra.settings.section import RequestSecret, Section
 
 
 class Sampling(Section):
@@ -153,7 +153,7 @@ class External(Section):
     """Base URL of its OpenAI-compatible API, including /v1."""
     model: str
     """Model name in requests to it."""
-    token: SecretStr | None = None
+    token: RequestSecret | None = None
     """Bearer token for it; none: no Authorization header."""
     version: str = Field("0", pattern=r"^\d+$")
     """Registry version of the weights it was started with; 0: the base model."""
@@ -262,13 +262,13 @@ class Serving(Section):
     """Names by which clients reach the app, without ports, beside localhost, 127.0.0.1, [::1], serving.host, this machine's name
     and the address that a connection reached. Requests for other hosts get 403: a web page whose name an attacker points at the
     app would otherwise count as the app's own."""
-    token: SecretStr | None = None
+    token: RequestSecret | None = None
     """Bearer token of the editors; all who use it are one user. None: the stack generates one and keeps it in its state
     directory."""
-    admin_token: SecretStr | None = None
+    admin_token: RequestSecret | None = None
     """Bearer token of the administrators, and the status page's password; none: only tokens with the role admin open these, and
     without one nobody does. Generated like serving.token."""
-    simulation_token: SecretStr | None = None
+    simulation_token: RequestSecret | None = None
     """Token of simulated developers (`tabloop demo`, `tabloop bench`): names users by X-User-ID and sees versions. Valid only
     with serving.name_users. Generated like serving.token."""
     name_users: bool = False
@@ -276,7 +276,7 @@ class Serving(Section):
     for a trusted proxy that names the users it has checked, and for the local stack's simulated developers."""
     user_secret: SecretStr | None = None
     """Key of the keyed hash that replaces user ids in records; none: generated like serving.token."""
-    engine_token: SecretStr | None = None
+    engine_token: RequestSecret | None = None
     """Bearer token between the app and tabloop's own engines, for completions and for exchanging weights; no client holds it.
     None: an engine does not start; generated like serving.token."""
     tokens: dict[str, AccessToken] = Field(default={})

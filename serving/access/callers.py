@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
+
 from infra.http.login import Logins, password_of
 from infra.identity import header_text, keyed_hash, user_hash, user_name
 from infra.records import ShowLevel
@@ -191,7 +193,7 @@ class Access:
         credential.require_project(project, "X-Project-ID")
         hashed = named.user or named.own
         terms = self._terms(project, hashed)
-        opts_out = headers.get("x-tabloop-opt-out", "").strip().lower() not in ("", "0", "false", "no", "off")
+        opts_out = any(text.lower() not in ("", "0", "false", "no", "off") for text in _texts(headers, "x-tabloop-opt-out"))
         return Caller(
             project,
             hashed,
@@ -210,7 +212,7 @@ class Access:
         own = user_hash(self.user_secret, credential.user)
         header = header_text(headers.get("x-user-id", ""))
         if "users" in credential.roles:
-            name = _name(header, "X-User-ID") or _name(user, "user")
+            name = _name(_only(headers, "X-User-ID"), "X-User-ID") or _name(user, "user")
             hashed = keyed_hash(self.user_secret, name) if name else None
         else:
             hashed = own
@@ -236,12 +238,27 @@ class Access:
 
 def _project(headers: Mapping[str, str]) -> str | None:
     """Return the project that a request names; None without one. Raises Denied with 400."""
-    project = unicodedata.normalize("NFC", header_text(headers.get("x-project-id", "")).strip())
+    project = unicodedata.normalize("NFC", _only(headers, "X-Project-ID"))
     if project and not PROJECT.fullmatch(project):
         raise Denied(
             400, f"X-Project-ID: expected {PROJECT_RULE}, got {project[:40]!r}; set it where the editor sets its headers"
         )
     return project or None
+
+
+def _only(headers: Mapping[str, str], field: str) -> str:
+    """Return the text of a header; empty without it. Raises Denied with 400 for several that differ."""
+    texts = dict.fromkeys(_texts(headers, field.lower()))
+    if len(texts) > 1:
+        got = " and ".join(repr(text[:40]) for text in list(texts)[:2])
+        raise Denied(400, f"{field}: expected one, got {got}; a proxy that names it must overwrite the header of its clients")
+    return next(iter(texts), "")
+
+
+def _texts(headers: Mapping[str, str], name: str) -> list[str]:
+    """Return the text of each header of a name."""
+    values = headers.getlist(name) if isinstance(headers, Headers) else [headers[name]] if name in headers else []
+    return [header_text(value).strip() for value in values]
 
 
 def _name(given: object, field: str) -> str:

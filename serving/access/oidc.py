@@ -21,6 +21,8 @@ MAX_CHARACTERS = 8192
 MAX_USERS = 10_000
 """Users whose rates are remembered."""
 TIMEOUT_SECONDS = 5.0
+AGENT = "tabloop"
+"""Firewalls before issuers refuse the name that Python's own client sends."""
 RETRY_SECONDS = 10.0
 """Shortest interval between two reads of the keys, so that tokens with invented key ids cause no further requests."""
 LEEWAY_SECONDS = 30.0
@@ -165,5 +167,6 @@ def read_keys(setting: OpenIDConnect) -> Keys:
     if not isinstance(document, dict) or document.get("issuer") != setting.issuer:
         raise ValueError(f"{url}: expected the issuer {setting.issuer!r}, as serving.oidc.issuer says")
     address = secure_address(str(document.get("jwks_uri")))
-    keys = jwt.PyJWKClient(address, cache_jwk_set=False, timeout=TIMEOUT_SECONDS).get_signing_keys()
+    client = jwt.PyJWKClient(address, cache_jwk_set=False, timeout=TIMEOUT_SECONDS, headers={"User-Agent": AGENT})
+    keys = client.get_signing_keys()
     return {key.key_id: key for key in keys if key.key_id}

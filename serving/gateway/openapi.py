@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 MAX_STOPS = 64
 """Stop strings in one request."""
@@ -108,6 +109,11 @@ class DocumentedApp(FastAPI):
         self.openapi_version = "3.2.0"
         self.posts: dict[str, Post] = {}
         """POST routes by path."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer HEAD, by which some balancers and monitors probe, as GET: uvicorn then sends no body."""
+        head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await super().__call__({**scope, "method": "GET"} if head else scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """Return the document. Every route can also answer an error."""

@@ -1,12 +1,11 @@
 """The interface of the engine behind a slot with its smoke test, and the client of our own engine process (serving/engine)."""
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
@@ -34,6 +33,7 @@ class SmokeTestFailed(RuntimeError):
     """A loaded version gave no log-probabilities, or impossible ones, for the smoke test."""
 
 
+A = TypeVar("A", Health, EngineCopy, SwapResult)
 FAILURES: dict[int, type[Exception]] = {409: WrongVersion, 400: RequestRefused}
 
 
@@ -129,7 +129,7 @@ class EngineClient:
             EngineDown: any other failure.
         """
         body = {"version": version, "source": source}
-        return EngineCopy(**await self._call("POST", "/fetch", timeout=FETCH_SECONDS, json=body))
+        return await self._call(EngineCopy, "POST", "/fetch", timeout=FETCH_SECONDS, json=body)
 
     async def swap(self, path: str, version: str) -> SwapResult:
         """Load the weights in a directory of the engine's disk under a version.
@@ -138,12 +138,13 @@ class EngineClient:
             SwapRefused: the checkpoint does not fit.
             EngineDown: any other failure.
         """
-        return SwapResult(**await self._call("POST", "/swap", timeout=SWAP_SECONDS, json={"path": path, "version": version}))
+        body = {"path": path, "version": version}
+        return await self._call(SwapResult, "POST", "/swap", timeout=SWAP_SECONDS, json=body)
 
     async def _health(self, version: str = "") -> Health:
         """Return the engine's state, and keep a version that the slot holds."""
         query = f"?version={version}" if version else ""
-        return Health(**await self._call("GET", f"/health{query}", timeout=5.0))
+        return await self._call(Health, "GET", f"/health{query}", timeout=5.0)
 
     async def _connected(self) -> Channel:
         """Return the connection that all completions share, opening it if needed. Raises EngineDown."""
@@ -178,7 +179,8 @@ class EngineClient:
         if pending:
             yield pending
 
-    async def _call(self, method: str, path: str, *, timeout: float, **body: Any) -> dict[str, Any]:
+    async def _call(self, kind: type[A], method: str, path: str, *, timeout: float, **body: Any) -> A:
+        """Return the engine's answer. Raises SwapRefused, or EngineDown, also for an answer of another server at this address."""
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
             async with self._http.request(method, self.url + path, headers=self._headers, timeout=limit, **body) as response:
@@ -186,8 +188,10 @@ class EngineClient:
                     raise SwapRefused(await _error(response))
                 if response.status != 200:
                     raise EngineDown(f"{self.url}{path}: HTTP {response.status}: {await _error(response)}")
-                return await response.json()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                return kind(**await response.json())
+        except SwapRefused:
+            raise
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError) as error:
             raise EngineDown(f"{self.url}{path}: {type(error).__name__}: {error}") from error
 
 
@@ -217,5 +221,5 @@ def session() -> aiohttp.ClientSession:
 async def _error(response: aiohttp.ClientResponse) -> str:
     try:
         return str((await response.json())["error"])
-    except (aiohttp.ClientError, json.JSONDecodeError, KeyError):
+    except (aiohttp.ClientError, ValueError, LookupError, TypeError):
         return "no explanation"

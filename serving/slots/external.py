@@ -11,7 +11,6 @@ Its weights are fixed, or swapped through vLLM's development endpoints with our 
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -122,7 +121,7 @@ class ExternalEngine:
         except EngineDown:
             self._untrainable_reason = None
             raise
-        except (LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             self._untrainable_reason = None
             raise EngineDown(f"{self.url}: not OpenAI's API: {type(error).__name__}: {error}") from error
 
@@ -271,19 +270,24 @@ class ExternalEngine:
         try:
             async with self._http.request(method, url, headers=self._headers, timeout=limit, **body) as response:
                 if response.status in REFUSALS:
-                    raise RequestRefused(f"HTTP {response.status}: {(await response.text())[:200]}")
+                    raise RequestRefused(f"HTTP {response.status}: {await _beginning(response)}")
                 if response.status == 404 and not url.startswith(self.url):
                     raise EngineDown(
                         f"{url}: not found; serving.engines: swap = 'vllm' needs a vLLM started with VLLM_SERVER_DEV_MODE=1 and "
                         "--worker-extension-cls serving.engine.worker.SwapWorker"
                     )
                 if response.status != 200:
-                    raise EngineDown(f"{url}: HTTP {response.status}: {(await response.text())[:200]}")
+                    raise EngineDown(f"{url}: HTTP {response.status}: {await _beginning(response)}")
                 return await response.json(content_type=None)
         except EngineDown:
             raise
-        except (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise EngineDown(f"{url}: {type(error).__name__}: {error}") from error
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> str:
+    """Return the first characters of an error's page, which a proxy may have written in another encoding."""
+    return (await response.text(errors="replace"))[:200]
 
 
 async def _read_rest(response: aiohttp.ClientResponse) -> None:

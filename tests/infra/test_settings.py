@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from evals.docs import settings_page
 from infra import settings as settings_
 from infra.settings import DEMO, DEMO_ADAPTERS, PRODUCTION, ROOT, TEAM, WORKSTATION, Settings, SettingsError, load, release
 from infra.settings.in_force import EFFECTS, description, in_force
+from infra.settings.serving import External
 
 MOST_SETTINGS = 220
 SHIPPED = sorted((ROOT / "infra/settings").glob("*.toml"))
@@ -279,6 +280,29 @@ def test_credentials_are_secrets(name: str) -> None:
     with pytest.raises(SettingsError) as error:
         load(TEAM, {f"TABLOOP_{name}": '["s3cr3t"]'})
     assert "s3cr3t" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SERVING__TOKEN", "SERVING__ADMIN_TOKEN", "SERVING__SIMULATION_TOKEN", "SERVING__ENGINE_TOKEN"),
+        *("EVALUATE__ENGINE_TOKEN", "EVALUATE__JUDGE__API_KEY", "REGISTRY__TOKEN", "STORE__ACCESS_KEY", "ORCHESTRATION__WEBHOOK"),
+    ],
+)
+def test_a_line_end_behind_what_requests_carry_is_no_part_of_it(name: str) -> None:
+    for end in ("", "\n", "\r\n"):
+        value: object = load(TEAM, {f"TABLOOP_{name}": f"s3cr3t{end}"})
+        for part in name.lower().split("__"):
+            value = getattr(value, part)
+        assert isinstance(value, SecretStr) and value.get_secret_value() == "s3cr3t"
+    engine = {"kind": "external", "url": "http://vllm:8000/v1", "model": "m", "token": "s3cr3t\n"}
+    found = load(TEAM, {"TABLOOP_SERVING__ENGINES": json.dumps([engine, "http://127.0.0.1:18101"])}).serving.engines[0]
+    assert isinstance(found, External) and found.token == SecretStr("s3cr3t")
+
+
+def test_the_key_of_users_hashes_stays_as_it_is() -> None:
+    secret = load(TEAM, {"TABLOOP_SERVING__USER_SECRET": "salt\n"}).serving.user_secret
+    assert secret == SecretStr("salt\n"), "another key would make every user another one"
 
 
 def test_settings_are_frozen() -> None:

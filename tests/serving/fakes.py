@@ -271,6 +271,8 @@ class FakeRegistry:
         self.of_model: dict[str, str] = {}
         """Further tags of the model, such as a project's test."""
         self.unavailable = False
+        self.page: httpx.Response | None = None
+        """What a proxy answers in its place."""
 
     def client(self) -> Registry:
         return Registry(httpx.Client(transport=httpx.MockTransport(self._respond), base_url="http://registry"), "m")
@@ -278,6 +280,8 @@ class FakeRegistry:
     def _respond(self, request: httpx.Request) -> httpx.Response:
         if self.unavailable:
             raise httpx.ConnectError("away")
+        if self.page is not None:
+            return self.page
         if request.url.path.endswith("registered-models/get"):
             records = {EXPERIMENT_TAG: self.experiment, LOOK_TAG: self.decision, WATCH_TAG: self.watch, ANCHOR_TAG: self.anchor}
             known = {key: record.model_dump_json() for key, record in records.items() if record} | self.of_model
@@ -290,7 +294,7 @@ class FakeRegistry:
         return (
             httpx.Response(200, json={"model_version": self._version(version)})
             if version in self.sources
-            else httpx.Response(404)
+            else httpx.Response(404, json={"error_code": "RESOURCE_DOES_NOT_EXIST"})
         )
 
     def _version(self, version: str) -> dict[str, Any]:

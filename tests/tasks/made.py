@@ -211,7 +211,7 @@ class MemoryRegistry:
                 return (
                     httpx.Response(200, json={"model_version": self._version(parameters["version"])})
                     if exists
-                    else httpx.Response(404)
+                    else httpx.Response(404, json={"error_code": "RESOURCE_DOES_NOT_EXIST"})
                 )
             case "POST", "model-versions/create":
                 version = str(len(self.versions) + 1)

@@ -102,7 +102,7 @@ class OpenAIJudge:
                 f"evaluate.judge: kind openai needs url and model, got url={settings.url!r} and model={settings.model!r}; "
                 "set both, e.g. url = http://127.0.0.1:8000/v1, or choose kind = reference"
             )
-        key = settings.api_key.get_secret_value().strip() if settings.api_key else ""  # a file's line end is no part of it
+        key = settings.api_key.get_secret_value() if settings.api_key else ""
         if not (key.isascii() and key.isprintable()):
             raise ValueError(
                 "evaluate.judge.api_key (TABLOOP_EVALUATE__JUDGE__API_KEY) holds a character that no header may have; expected "

@@ -4,6 +4,7 @@ import unicodedata
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from infra.identity import MAX_CHARACTERS, header_text, user_hash, user_name
 from infra.settings.schema import Serving
 from serving.access import Access
 from tests.serving.access.test_callers import sha256
-from tests.serving.fakes import EDITOR, House
+from tests.serving.fakes import EDITOR, HEADERS, House
 from tests.serving.helpers import INFILL
 
 NAME = "José Ångström"
@@ -80,6 +81,28 @@ async def test_a_user_that_is_no_text_is_refused_where_it_counts(house: House, u
     answer = await house.complete(headers={"X-User-ID": ""}, user=user)
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("user: expected a string, got ")
     assert (await house.complete(headers={"Authorization": f"Bearer {EDITOR}", "X-User-ID": ""}, user=user)).status_code == 200
+
+
+async def test_a_header_beside_a_proxys_own_names_nobody(house: House) -> None:
+    """A proxy that adds a header to that of its client."""
+    body = {"completion_id": "c", "outcome": "accepted"}
+    for field, own, other in (("X-User-ID", "ada", "eve"), ("X-Project-ID", "p1", "p2")):
+        for values, status in (((other, own), 400), ((own, other), 400), ((own, ""), 400), ((own, own), 200)):
+            headers = [*((name, text) for name, text in HEADERS.items() if name != field), *((field, value) for value in values)]
+            async with httpx.AsyncClient(headers=headers, verify=False) as client:
+                for url, sent in ((f"{house.urls[0]}/v1/completions", {"prompt": "x"}), (f"{house.urls[1]}/v1/feedback", body)):
+                    answer = await client.post(url, json=sent)
+                    assert answer.status_code == status, (values, answer.text)
+                    assert status == 200 or answer.json()["error"]["message"].startswith(f"{field}: expected one, got ")
+    rows = house.rows("completions") + house.rows("feedback")
+    assert {(row.user, row.project) for row in rows} == {(user_hash(b"salt", "ada"), "p1")}
+
+
+async def test_an_opt_out_beside_its_opposite_counts(house: House) -> None:
+    headers = [*HEADERS.items(), ("X-Tabloop-Opt-Out", "0"), ("X-Tabloop-Opt-Out", "1")]
+    async with httpx.AsyncClient(headers=headers, verify=False) as client:
+        assert (await client.post(f"{house.urls[0]}/v1/completions", json={"prompt": "x"})).status_code == 200
+    assert [row.opted_out for row in house.rows("completions")] == [True]
 
 
 async def test_blank_names_are_none(house: House) -> None:

@@ -38,6 +38,8 @@ class Team:
         self.url = ""
         self.reads = 0
         self.away = False
+        self.refused_agent = ""
+        """Product in a User-Agent that a firewall before the issuer refuses; empty: none."""
         self.delay = 0.0
         self.named = ""
         """Issuer in the discovery document, if it is another."""
@@ -53,6 +55,8 @@ class Team:
     async def _keys(self, http: web.Request) -> web.Response:
         self.reads += 1
         await asyncio.sleep(self.delay)
+        if self.refused_agent and self.refused_agent in http.headers.get("User-Agent", ""):
+            return web.Response(status=403)
         if self.away:
             return web.Response(status=500)
         return web.json_response({"keys": [_jwk(name, key) for name, key in self.keys.items()]})
@@ -251,6 +255,11 @@ async def test_a_discovery_document_of_another_issuer_is_not_believed(team: Team
     with pytest.raises(Denied) as denied:
         await Issuer.of(team.setting(), time.monotonic).verify(team.token())
     assert denied.value.status == 503 and "expected the issuer" in caplog.text
+
+
+async def test_keys_behind_a_firewall_that_refuses_pythons_own_client_are_read(team: Team) -> None:
+    team.refused_agent = "Python-urllib"
+    assert (await Issuer.of(team.setting(), time.monotonic).verify(team.token())).user == "ada"
 
 
 async def test_each_user_of_the_issuer_has_a_rate(team: Team) -> None:

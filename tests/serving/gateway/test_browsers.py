@@ -111,6 +111,25 @@ async def test_a_page_of_another_origin_changes_nothing(house: House, origin: st
     assert (await house.client.post(house.urls[0] + "/v1/feedback", json=EVENT, headers=own)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "own"),
+    [
+        ("localhost:443", "https://localhost", True),
+        ("localhost:80", "http://localhost", True),
+        ("localhost", "https://localhost", True),
+        ("localhost:80", "https://localhost", False),
+        ("localhost:443", "http://localhost", False),
+        ("localhost:443", "https://localhost:8443", False),
+        ("localhost:443", "https://evil.example", False),
+        ("localhost:443", "ftp://localhost", False),
+    ],
+)
+async def test_a_proxy_may_name_the_port_that_a_browser_leaves_out(house: House, host: str, origin: str, own: bool) -> None:
+    headers = {"Host": host, "Origin": origin}
+    answer = await house.client.post(house.urls[0] + "/v1/feedback", json=EVENT, headers=headers)
+    assert answer.status_code == (200 if own else 403)
+
+
 async def test_no_answer_lets_another_origin_read_it(house: House) -> None:
     asks = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     for url in house.urls:
@@ -166,6 +185,17 @@ async def test_the_page_may_run_its_own_script_alone_and_be_framed_by_nobody(hou
 async def test_what_the_page_links_to_is_no_page_either(house: House, path: str) -> None:
     answer = await house.client.get(house.urls[0] + path, headers=PASSWORD)
     assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_head_is_answered_as_a_get_without_its_body(house: House) -> None:
+    for url, paths in zip(house.urls, (GETS, ("/health", "/ready", "/no-such-route")), strict=True):
+        for path in paths:
+            got, head = [await house.client.request(method, url + path, headers=PASSWORD) for method in ("GET", "HEAD")]
+            assert head.status_code == got.status_code and head.content == b"", path
+            assert head.headers.get("content-type") == got.headers.get("content-type")
+    assert (await house.client.head(house.urls[0] + "/v1/completions")).status_code == 405
+    house.drain.began = True
+    assert (await house.client.head(house.urls[1] + "/ready")).status_code == 503
 
 
 @pytest.mark.parametrize(("method", "path", "allowed"), METHODS)

@@ -22,6 +22,8 @@ from tests.serving.fakes import TEXT, House
 from tests.serving.helpers import until
 
 KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "stream"}
+Page = tuple[int, bytes, str]
+"""Status, body and type of an answer."""
 LOGITS = {10: 2.0, 11: 1.0, 12: 0.5, 13: -1.0, 14: -2.0}
 
 
@@ -45,6 +47,8 @@ class FakeService:
         self.max_context: int | None = None
         """Maximum tokens of a prompt and its completion together; the service reports it and refuses longer requests."""
         self.refuses = False
+        self.page: Page | None = None
+        """What a proxy answers in its place."""
         self.requests: list[dict] = []
         self.disconnects = 0
         self.token = "their-secret"
@@ -59,6 +63,9 @@ class FakeService:
             yield
 
     async def _models(self, http: web.Request) -> web.Response:
+        if self.page:
+            status, body, kind = self.page
+            return web.Response(status=status, body=body, content_type=kind)
         if http.headers.get("authorization") != f"Bearer {self.token}":
             return web.json_response({"error": {"message": "who are you"}}, status=401)
         limits = {} if self.max_context is None else {"max_model_len": self.max_context}

@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 from tokenizers import Tokenizer
 
@@ -194,6 +195,35 @@ async def test_a_restarted_engine_gets_its_version_before_traffic(house: House) 
     await house.follow()
     assert engine.version == "0" or engine.swaps[-1] == "1"
     assert await _serving_version(house) == "1"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        httpx.Response(404, text="404 page not found\n"),
+        httpx.Response(404, json={"message": "no route"}),
+        httpx.Response(200, html="<title>Sign in</title>"),
+        httpx.Response(200, json={"status": "ok"}),
+        httpx.Response(200, content=b"caf\xe9"),
+        httpx.Response(502, content=b"caf\xe9"),
+    ],
+    ids=["a proxy's 404", "a gateway's 404", "a page to sign in", "another server", "no UTF-8", "a proxy's 502"],
+)
+async def test_a_proxys_answer_is_not_the_registrys(
+    house: House, tmp_path: Path, tokenizer: Tokenizer, page: httpx.Response
+) -> None:
+    await run_experiment(house)
+    roles = house.arms.champion, house.arms.challenger
+    house.registry.page = page
+    await house.follow()
+    assert (house.arms.champion, house.arms.challenger) == roles and house.arms.experiment == experiment()
+    assert "registry" in house.arms.problems
+    house.engines[0].pid += 1  # it was restarted, and takes traffic once it is verified
+    await house.follow()
+    assert house.arms.slots[0].up
+    house.registry.page = None
+    await house.follow()
+    assert "registry" not in house.arms.problems and house.arms.experiment == experiment()
 
 
 async def test_serving_and_restarts_need_neither_registry_nor_store(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:

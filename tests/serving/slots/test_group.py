@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
@@ -22,6 +23,7 @@ from serving.engine.version_cache import VersionCache
 from serving.slots import client, follower
 from serving.slots.client import EngineClient, EngineDown, RequestRefused
 from serving.slots.group import PREFIX_TOKENS, EngineGroup
+from tests.serving.apps import aiohttp_app
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine, House
 
 REQUEST = EngineRequest(list(range(40)), max_tokens=4, temperature=1.0, top_p=1.0, stop_token_ids=[])
@@ -73,6 +75,22 @@ async def test_an_engine_with_more_than_its_share_is_left(three: Engines) -> Non
     counts = Counter(id(engine) for engine in three.engines for _ in engine.requests[2:])
     assert len(sampled) == 12 and max(counts.values()) <= 6, "at most 1.25 of the mean of 4, and the one that was just taken"
     assert counts[id(favourite)] >= 4
+
+
+@pytest.mark.parametrize("body", [b'{"status": "ok"}', b"[]", b"null", b"\xef\xbb\xbf{}", b'{"caf\xe9": 1}'])
+async def test_another_server_at_the_address_of_an_engine_is_no_engine(three: Engines, body: bytes) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with client.session() as http, aiohttp_app(app) as url:
+        other = EngineClient(http, url, ENGINE_TOKEN)
+        for request in (other.health(), other.fetch("1", "s3://b/1", ""), other.swap("/versions/1", "1")):
+            with pytest.raises(EngineDown, match=url):
+                await request
+        group = EngineGroup(lambda url, host: EngineClient(http, url, ENGINE_TOKEN, host), [url, three.engines[0].url])
+        assert (await group.health()).version == three.engines[0].version and url in group.problem
 
 
 async def test_a_completion_that_has_not_begun_is_sampled_by_another_engine(three: Engines) -> None:
