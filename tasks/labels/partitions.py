@@ -207,9 +207,7 @@ def id_frame(table: pa.Table | None, source: int = 0) -> pl.DataFrame:
     if table is None:
         return pl.DataFrame(schema={"source": pl.Int64, "time": pl.Float64} | dict.fromkeys(ID_COLUMNS, pl.String))
     texts = [_text(table, name) for name in ID_COLUMNS]
-    return pl.DataFrame(
-        [pl.Series("source", np.full(table.num_rows, source, np.int64)), pl.Series("time", times(table)), *texts]
-    )
+    return pl.DataFrame([pl.Series("source", np.full(table.num_rows, source, np.int64)), pl.Series("time", times(table)), *texts])
 
 
 def _text(table: pa.Table, name: str) -> pl.Series:
