@@ -147,5 +147,5 @@ def test_the_registrys_credential_is_sent_in_a_header(given: dict[str, str], sen
 
 def test_the_error_for_an_unsuccessful_response_shows_it() -> None:
     http = httpx.Client(base_url="http://m", transport=httpx.MockTransport(lambda _: httpx.Response(500, text="broken")))
-    with pytest.raises(RegistryError, match="HTTP 500: broken"):
+    with pytest.raises(RegistryError, match="HTTP 500 with 'broken': expected MLflow's JSON"):
         Registry(http, "m").aliases()
