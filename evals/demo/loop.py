@@ -188,8 +188,8 @@ class Loop:
         return run
 
     def _counted(self, experiment: ExperimentRecord) -> dict[str, int]:
-        """Return the requests of both versions of a test that the gate counts: those of silent editors too."""
-        return {version: self.traffic.of_version(version).telling for version in (experiment.champion, experiment.challenger)}
+        """Return the requests of both versions of a test that the gate counts."""
+        return {version: self.traffic.of_version(version).completed for version in (experiment.champion, experiment.challenger)}
 
     async def _show_look(self, experiment: ExperimentRecord) -> None:
         """Show both arms as the gate's newest look at the test counts them."""

@@ -49,6 +49,11 @@ class Counts:
         return self.nothing + self.judged
 
     @property
+    def completed(self) -> int:
+        """Requests that the gate of an A/B test counts: those that got their answer, whatever became of it."""
+        return self.nothing + self.shown
+
+    @property
     def telling(self) -> int:
         """Requests that a cycle may learn from: answered ones, and those of silent editors, whose later requests show it."""
         return self.answered + self.silent
