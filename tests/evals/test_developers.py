@@ -129,6 +129,7 @@ def test_counts_add_up_and_equal_those_of_the_server(quirky_run):
     assert total.requests == len(server.requests) == len(decisions) and 250 <= total.requests <= 300
     assert total.requests == total.cancelled + total.errors + total.nothing + total.shown
     assert total.shown == total.judged + total.unreported and 0 < total.silent < total.unreported
+    assert total.completed == total.nothing + total.judged + total.unreported > total.telling, "as the gate counts"
     assert total.judged == total.accepted + total.rejected
     assert total.errors == total.lost_events == 0
     assert min(total.cancelled, total.nothing, total.accepted, total.rejected, total.unreported, total.reused) > 0
