@@ -23,7 +23,7 @@ from tasks.statistics.ratios import margin
 SHIPPED, WRITTEN, CONTROL = "written_drawn", "written", "control"
 """The recipe that the settings ship, the one without rewards, and the one without developers."""
 LEAST_SEEDS = 3
-"""Seeds whose own differences give an interval: Student's factor of two is 12.7."""
+"""Fewest seeds whose own differences give an interval: of two it would be 12.7 standard errors wide."""
 Runs = Mapping[str, Mapping[int, Sequence["Gain"]]]
 """For each recipe, the gains of each seed."""
 
