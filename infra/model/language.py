@@ -11,6 +11,8 @@ DOT_FILES = frozenset(
 )
 """Dotfiles whose name is their language."""
 NO_FILE = PurePosixPath()
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^?#]*")
+"""A URI up to its query and fragment. A cell of a notebook has the notebook's path with a fragment."""
 BARE_FILES = frozenset(("dockerfile", "makefile", "credentials"))
 """Files whose whole name is their language."""
 
@@ -20,7 +22,11 @@ def language(path: str = "", name: str = "") -> str:
 
     For a file such as .env, .env.local or Dockerfile, return the name's first word.
     """
-    file = PurePosixPath(path.replace("\\", "/")) if path else NO_FILE
+    path = path.replace("\\", "/")
+    address = ADDRESS.match(path)
+    file = (
+        PurePosixPath((address[0] if address else path).rstrip("#~")) if path else NO_FILE
+    )  # Emacs saves a.py as #a.py# and a.py~
     dot, _, rest = file.name.lower().partition(".")
     word = rest.partition(".")[0]
     own, whole = word if not dot and word in DOT_FILES else "", dot if dot in BARE_FILES and not rest else ""

@@ -41,7 +41,7 @@ REASONS: Sequence[tuple[type[jwt.PyJWTError], str]] = (
     (jwt.InvalidSignatureError, "wrong signature"),
 )
 Keys = Mapping[str, jwt.PyJWK]
-"""Public keys by key id."""
+"""Public keys by key id; the only key also by "", since a token need not name it (OpenID Connect Core 1.0, section 10.1)."""
 
 
 class Issuer:
@@ -160,7 +160,7 @@ def read_keys(setting: OpenIDConnect) -> Keys:
     Raises:
         httpx.HTTPError: the discovery document cannot be read.
         jwt.PyJWTError: the keys cannot be read.
-        ValueError: the discovery document is not the issuer's.
+        ValueError: the discovery document is not the issuer's, or it has several keys without an id.
     """
     url = setting.issuer.rstrip("/") + "/.well-known/openid-configuration"
     document = httpx.get(url, timeout=TIMEOUT_SECONDS).raise_for_status().json()
@@ -168,5 +168,8 @@ def read_keys(setting: OpenIDConnect) -> Keys:
         raise ValueError(f"{url}: expected the issuer {setting.issuer!r}, as serving.oidc.issuer says")
     address = secure_address(str(document.get("jwks_uri")))
     client = jwt.PyJWKClient(address, cache_jwk_set=False, timeout=TIMEOUT_SECONDS, headers={"User-Agent": AGENT})
-    keys = client.get_signing_keys()
-    return {key.key_id: key for key in keys if key.key_id}
+    keys = [key for key in client.get_jwk_set().keys if key.public_key_use in ("sig", None)]
+    named = {key.key_id: key for key in keys if key.key_id} | ({"": keys[0]} if len(keys) == 1 else {})
+    if not named:
+        raise ValueError(f"{address}: {len(keys)} signing keys without a key id, expected one key, or `kid` in each")
+    return named

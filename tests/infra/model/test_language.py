@@ -20,6 +20,12 @@ from infra.model.language import language
         ("my.env", "", "env"),
         ("a.this-ending-is-far-too-long", "rust", "rust"),
         ("a.p y", "two words", ""),
+        ("vscode-notebook-cell:/home/ada/a.ipynb#ch0000001", "python", "ipynb"),
+        ("vscode-notebook-cell://wsl%2Bubuntu/a.ipynb#X2.py", "", "ipynb"),
+        ("git:/home/ada/a.py?ref=main", "", "py"),
+        ("/home/ada/c#/a.cs", "", "cs"),
+        ("/home/ada/#a.py#", "", "py"),
+        ("/home/ada/a.py~", "", "py"),
         ("", "", ""),
     ],
 )

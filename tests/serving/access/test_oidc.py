@@ -41,6 +41,8 @@ class Team:
         self.refused_agent = ""
         """Product in a User-Agent that a firewall before the issuer refuses; empty: none."""
         self.delay = 0.0
+        self.copies = 1
+        """Times that each key is listed."""
         self.named = ""
         """Issuer in the discovery document, if it is another."""
 
@@ -59,14 +61,14 @@ class Team:
             return web.Response(status=403)
         if self.away:
             return web.Response(status=500)
-        return web.json_response({"keys": [_jwk(name, key) for name, key in self.keys.items()]})
+        return web.json_response({"keys": [_jwk(name, key) for name, key in self.keys.items()] * self.copies})
 
     def token(self, key_id: str = "one", key: Any = None, algorithm: str = "RS256", **changes: Any) -> str:
         """Return a token; a change to None leaves the claim out."""
         now = int(time.time())
         claims = {"iss": self.url, "aud": "tabloop", "sub": "ada", "exp": now + 60, "iat": now} | changes
         kept = {name: value for name, value in claims.items() if value is not None}
-        return jwt.encode(kept, key or self.keys[key_id], algorithm, headers={"kid": key_id})
+        return jwt.encode(kept, key or self.keys[key_id], algorithm, headers={"kid": key_id} if key_id else None)
 
     def setting(self, **values: Any) -> OpenIDConnect:
         return OpenIDConnect(issuer=self.url, audience="tabloop", **values)
@@ -74,7 +76,7 @@ class Team:
 
 def _jwk(name: str, key: Any) -> Mapping[str, Any]:
     algorithm = RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else ECAlgorithm
-    return json.loads(algorithm.to_jwk(key.public_key())) | {"kid": name, "use": "sig"}
+    return json.loads(algorithm.to_jwk(key.public_key())) | {"use": "sig"} | ({"kid": name} if name else {})
 
 
 @asynccontextmanager
@@ -181,6 +183,28 @@ async def test_another_algorithm_and_claim_can_be_pinned(team: Team) -> None:
     issuer = Issuer.of(team.setting(algorithms=["ES256"], user_claim="email", projects=["web"]), time.monotonic)
     credential = await issuer.verify(team.token("curve", algorithm="ES256", email="ada@example.com"))
     assert (credential.user, credential.projects, credential.roles) == ("ada@example.com", ("web",), {"complete", "feedback"})
+
+
+@pytest.mark.parametrize("published", ["", "one"])
+async def test_the_only_key_need_not_be_named(team: Team, published: str) -> None:
+    team.keys = {published: RSA}
+    issuer = Issuer.of(team.setting(), Clock())
+    assert (await issuer.verify(team.token("", RSA))).user == "ada"
+    with pytest.raises(Denied, match="wrong signature"):
+        await issuer.verify(team.token("", OTHER_RSA))
+
+
+async def test_of_several_keys_a_token_names_its_own(team: Team, caplog: pytest.LogCaptureFixture) -> None:
+    team.keys = {"one": RSA, "": OTHER_RSA}
+    issuer = Issuer.of(team.setting(), Clock())
+    assert (await issuer.verify(team.token("one"))).user == "ada"
+    with pytest.raises(Denied, match="unknown key"):
+        await issuer.verify(team.token(""))
+    team.keys = {"": RSA}
+    team.copies = 2
+    with pytest.raises(Denied) as denied:
+        await Issuer.of(team.setting(), Clock()).verify(team.token(""))
+    assert denied.value.status == 503 and "2 signing keys without a key id" in caplog.text
 
 
 async def test_keys_are_read_once_and_rotated(team: Team) -> None:
