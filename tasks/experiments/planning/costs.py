@@ -41,12 +41,12 @@ IDLE_CPU = Cost(
     0.0107 * XEON, "measured 2026-11-27 on the Xeon: CPU a second of a replica without requests; `tabloop bench fleet`"
 )
 ALONE_CPU = Cost(
-    0.0075 * XEON,
-    "measured 2026-11-27 on the Xeon: CPU of a completion where nothing else runs, so that each token wakes the app; "
+    0.0088 * XEON,
+    "measured 2026-11-28 on the Xeon: CPU of a completion where nothing else runs, so that each token wakes the app; "
     "`tabloop bench capacity`",
 )
 EVENT_ALONE_CPU = Cost(
-    0.0031 * XEON, "measured 2026-11-27 on the Xeon: the same for an event; assumed: linear in the time that is idle"
+    0.0051 * XEON, "measured 2026-11-28 on the Xeon: the same for an event; assumed: linear in the time that is idle"
 )
 COMPLETION_BYTES = Cost(
     690.0, "measured 2026-11-26 on the EPYC: a completion at 123 tokens of prompt; assumed: 1.6 bytes for each further token"
@@ -78,8 +78,8 @@ READ_CPU = Cost(
 )
 FLOW_BYTES = Cost(0.17e9, "measured 2026-11-27 on the Xeon: the flow's process before it reads; `tabloop bench capacity`")
 PARTITION_BYTES = Cost(
-    11_000.0,
-    "measured 2026-11-27 on the Xeon: a request of a partition that is joined, with its events, and no more for an object; "
+    8_900.0,
+    "measured 2026-11-28 on the Xeon: a request of a partition that is joined, with its events, and no more for an object; "
     "`tabloop bench capacity`",
 )
 READ_BYTES = Cost(2_130.0, "measured 2026-11-27 on the Xeon: a request of the window, of a million; `tabloop bench join`")
