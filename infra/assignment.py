@@ -28,8 +28,8 @@ def divides(experiment: ExperimentRecord, now: float) -> bool:
 
 def next_start(experiment: ExperimentRecord, now: float, lead_seconds: float) -> float:
     """Return the start of a stage that is decided now: once every replica knows it; in a crossover, with the next block after
-    that."""
-    plan, start = experiment.plan, now + lead_seconds
+    that. It is never before the last stage, also where the clock was set back."""
+    plan, start = experiment.plan, max(now + lead_seconds, experiment.stage.started)
     if plan and plan.design == "crossover":
         return math.ceil(start / plan.block_seconds) * plan.block_seconds
     return start

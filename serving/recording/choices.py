@@ -28,6 +28,8 @@ class Choices:
         self._file = file
         self._changes = 0
         self._names: frozenset[str] | None = None
+        self._written = True
+        """Whether the file has the names."""
         if file.exists():
             try:
                 self._names = frozenset(map(str, json.loads(file.read_text())))
@@ -71,5 +73,10 @@ class Choices:
     def _keep(self, names: Iterable[str]) -> None:
         self._changes += 1
         if (kept := frozenset(names)) != self._names:
-            self._names = kept
-            files.write(self._file, json.dumps(sorted(kept)))
+            self._names, self._written = kept, False
+        if not self._written:
+            try:
+                files.write(self._file, json.dumps(sorted(kept)))
+                self._written = True
+            except OSError as error:  # a full disk must not end `follow`: the names count, and the next read writes them
+                log.warning("%s: the choices of users are not kept over a restart: %s", self._file, error)

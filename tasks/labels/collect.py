@@ -90,7 +90,8 @@ def collect(store: ObjectStore, registry: Registry, settings: Settings, now: flo
     trained = trained_ids(store, [m for m in manifests if m.until >= window.oldest]) if plan.late else frozenset()
     trained -= frozenset(labelled.filter("settled_late")["id"])
     distances = versions.distances(labelled["policy_version"].unique(), parent)
-    seen = trained_ids(store, others_since(store, manifests, window.since))
+    # An older cycle read nothing of the window, and retention may have removed its samples.
+    seen = trained_ids(store, others_since(store, manifests, max(window.since, window.oldest)))
     counts = WindowCounts(plan.requests, read.duplicates, len(read.malformed), plan.unsampled, plan.share)
     register = register_after(store, labelled, window.until, settings, now)
     labelled = users.with_admission(labelled, register)

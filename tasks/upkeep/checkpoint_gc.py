@@ -130,10 +130,15 @@ def registered(store: ObjectStore, cycle: str) -> bool:
 
 
 def remove(store: ObjectStore, registry: Registry, expired: Iterable[ExpiredUpload], now: float) -> tuple[ExpiredUpload, ...]:
-    """Remove these uploads, except those whose version has an alias by now; return the removed ones."""
+    """Remove these uploads, except those whose version has an alias by now, and the base of such a version; return the removed
+    ones."""
     gone: list[ExpiredUpload] = []
-    for upload in expired:
-        if registry.aliased().intersection(upload.versions):
+    base_of = {version.version: version.tags.get(BASE_TAG, "") for version in registry.versions()}
+    bases, kept = {*base_of.values()}, set[str]()
+    # Bases last: an adapter whose base is gone cannot get an alias any more.
+    for upload in sorted(expired, key=lambda each: not bases.isdisjoint(each.versions)):
+        if not (kept | registry.aliased()).isdisjoint(upload.versions):
+            kept |= {base_of.get(version, "") for version in upload.versions}
             continue
         for version in upload.versions if CHECKPOINTS in upload.folders else ():
             registry.set_version_tag(version, REMOVED_TAG, datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"))

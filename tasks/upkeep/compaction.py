@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from infra.storage.events import segments
+from infra.storage.events import segments, tombstones
 from infra.storage.events.read import is_shipped, parts_of
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
+from tasks.upkeep.forget import remove_rows
 
 HOUR = timedelta(hours=1)
 FOLDER = re.compile(r"/date=(?P<date>\d{4}-\d\d-\d\d)/hour=(?P<hour>\d\d)/[^/]+$")
@@ -121,4 +122,7 @@ def write(store: ObjectStore, group: Sequence[Segment], *, dry_run: bool) -> dic
     body = segments.pack(group)
     if not dry_run:
         store.put(key, body)
+        # Rows that were erased after they were read here would be back.
+        erased = tombstones.subjects(tombstones.read_all(store))
+        remove_rows(store, key, group, erased.columns(), dry_run=False)
     return {key: len(group)}

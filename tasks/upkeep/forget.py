@@ -39,6 +39,8 @@ OFFLINE = "offline/"
 SAMPLES, QUARANTINED, REQUESTS, HELD_OUT = "samples-", "quarantined-", "requests-", "held-out-"
 ROWS = (SAMPLES, QUARANTINED, REQUESTS, HELD_OUT, USERS)
 """Objects of a cycle whose rows name a user."""
+SEAL_SECONDS = 86_400.0
+"""After the last write of a cycle without a manifest it is not sealed any more: its flow was killed, and the next began anew."""
 
 
 class NobodyNamed(ValueError):
@@ -177,8 +179,9 @@ def clean_cycle(
     erased = tombstones.subjects(records)
     keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(ROWS)]
     affected = {key: rows for key in keys if (rows := count(store, key, erased))}
-    # An unfinished cycle keeps its samples; a cycle without a manifest may be sealed at this moment.
-    kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and SAMPLES in key}
+    # An unfinished cycle keeps its samples. One without a manifest may be sealed at this moment, or was killed before.
+    goes_on = "manifest.json" in objects or not _abandoned(store, cycle, now)
+    kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and goes_on and SAMPLES in key}
     removed = {key: rows for key, rows in affected.items() if key not in kept}
     if not dry_run:
         for record in records:
@@ -186,6 +189,11 @@ def clean_cycle(
         for key in removed:
             store.put(key, segments.alone(without(pq.read_table(io.BytesIO(store.get(key))), erased)))
     return removed, kept
+
+
+def _abandoned(store: ObjectStore, cycle: str, now: float) -> bool:
+    """Return whether nothing of a cycle was written for SEAL_SECONDS."""
+    return all(written < now - SEAL_SECONDS for _, written in store.written(f"cycles/{cycle}/"))
 
 
 def amend(store: ObjectStore, cycle: str, keys: Sequence[str], record: Forgotten, now: float) -> None:

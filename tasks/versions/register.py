@@ -175,7 +175,9 @@ def log_run(
     now = int(manifest.created * 1000)
     figures = flat_metrics(manifest, trained, evaluation) | report.metrics(showing.read(store, manifest.cycle))
     metrics = [Metric(k, v, now, 0) for k, v in figures.items() if math.isfinite(v)]
-    params = [Param(k, v[:500]) for k, v in flat_params(settings).items()]
+    # MLflow changes no parameter of a run: one that an earlier attempt logged stays, also where its setting changed since.
+    logged = client.get_run(run).data.params
+    params = [Param(k, v[:500]) for k, v in flat_params(settings).items() if k not in logged]
     tags = [
         *(RunTag(PARENT_TAG, manifest.parent), RunTag("judge", evaluation.judge), RunTag(EVALUATION_TAG, evaluation.verdict)),
         *(RunTag(DATASET_TAG, dataset), RunTag("code", manifest.code)),

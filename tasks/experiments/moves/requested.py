@@ -8,6 +8,7 @@ time of the request.
 from infra.records import Decision, MoveAnswer, MoveRequest
 from infra.registry.client import NotRegistered, Registry
 from infra.storage import move_requests
+from infra.storage import moves as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual
@@ -65,6 +66,17 @@ def _answer(store: ObjectStore, registry: Registry, request: MoveRequest, now: f
         try:
             carry_out(store, registry, request, now)
         except REFUSALS as error:
-            return MoveAnswer(id=request.id, state="refused", message=str(error), time=now)
+            if not (request.kind == "reject" and _was_rejected(store, request)):
+                return MoveAnswer(id=request.id, state="refused", message=str(error), time=now)
     done = DONE.get(request.kind, "version {version} is champion").format(version=request.version)
     return MoveAnswer(id=request.id, state="done", message=done, time=now)
+
+
+def _was_rejected(store: ObjectStore, request: MoveRequest) -> bool:
+    """Return whether a run that was killed before its answer has ended the test as a request asks."""
+    for move in log.backwards(store):
+        if move.time < request.time:
+            return False
+        if move.kind == "reject" and (move.time, move.by) == (request.time, request.by):
+            return request.version in ("", *(change.version for change in move.changes))
+    return False

@@ -75,6 +75,7 @@ def enter(experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord:
 
     Raises:
         IllegalStage: the stage does not follow the last one, or takes users back from the challenger in a growing ramp.
+        ValueError: it starts before the last one.
     """
     last = experiment.stages[-1] if experiment.stages else None
     before = last.name if last else "test"  # a test from before stages were recorded
@@ -87,7 +88,7 @@ def enter(experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord:
         raise IllegalStage(f"experiment {experiment.id}: {stage.name} at {stage.share:.0%} after a pause, expected {expected}")
     if last and stage.share < last.share:
         raise IllegalStage(f"experiment {experiment.id}: share {stage.share:g} after {last.share:g}, expected no smaller one")
-    return experiment.model_copy(update={"stages": (*experiment.stages, stage)})
+    return ExperimentRecord(**dict(experiment) | {"stages": (*experiment.stages, stage)})
 
 
 def state_of(version: ModelVersion, aliases: Aliases) -> State:

@@ -1,6 +1,7 @@
 """Opting out and being forgotten from a developer's own page: what the buttons ask for, who may, and what is then recorded."""
 
 import asyncio
+import errno
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from infra.identity import user_hash
 from infra.records import ErasureRequest, Forgotten
+from infra.stack import files
 from infra.storage import choices
 from infra.storage.events import tombstones
 from infra.storage.store import Unreachable
@@ -170,6 +172,24 @@ async def test_choices_hold_over_a_restart_without_the_store_and_are_unknown_at_
     assert again.hold(HASH_OF_BOB) and not again.hold(HASH_OF_ADA)
     file.write_text("{")
     assert Choices(store, file).hold(HASH_OF_ADA)
+
+
+async def test_a_full_disk_hides_no_choice_that_is_made_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, file = MemoryStore(), tmp_path / "choices.json"
+    at_a_replica = Choices(store, file)
+    write = files.write
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write", full)
+    await at_a_replica.read()
+    choices.opt_out(store, HASH_OF_ADA, 1.0)
+    await at_a_replica.read()
+    assert at_a_replica.hold(HASH_OF_ADA) and not file.exists()
+    monkeypatch.setattr(files, "write", write)
+    await at_a_replica.read()
+    assert Choices(Away(), file).hold(HASH_OF_ADA) and not Choices(Away(), file).hold(HASH_OF_BOB)
 
 
 async def test_a_read_that_began_before_a_choice_does_not_undo_it(tmp_path: Path) -> None:

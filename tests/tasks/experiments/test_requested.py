@@ -10,7 +10,7 @@ from infra.storage import move_requests
 from infra.storage import moves as log
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import release
-from tasks.experiments.moves.requested import answer_waiting
+from tasks.experiments.moves.requested import answer_waiting, carry_out
 from tests.tasks.experiments.test_manual import start_test, states, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore
 
@@ -83,6 +83,16 @@ def test_a_pause_and_its_end_are_carried_out_once_whatever_is_killed(writes: int
     ask(store, "3", kind="pause", at=NOW + 70)
     expected = "no test of version 3 runs, the test of version 2 does; `tabloop history` and the status page show the last one"
     assert run(store, registry, NOW + 75) == [("refused", expected)]
+
+
+def test_a_rejection_whose_run_was_killed_before_its_answer_is_done() -> None:
+    store, registry = world()
+    start_test(store, registry, "2")
+    carry_out(store, registry.client, ask(store, "2", kind="reject"), NOW + 10)
+    assert run(store, registry, NOW + 20) == [("done", "version 2 is rejected, and its test ended")]
+    ask(store, "2", kind="reject", at=NOW + 30)
+    ((state, message),) = run(store, registry, NOW + 40)
+    assert state == "refused" and message.startswith("no test")
 
 
 @pytest.mark.parametrize(

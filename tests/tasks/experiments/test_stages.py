@@ -25,7 +25,7 @@ from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.planning import plan as planning
 from tasks.experiments.reports.recompute import recompute
-from tasks.experiments.stages import states
+from tasks.experiments.stages import shares, states
 from tests.tasks.experiments.test_manual import cycle, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, completion, feedback
 
@@ -414,6 +414,18 @@ def test_stages_follow_each_other_only_as_the_table_says(life: Life) -> None:
     ramp = states.enter(life.experiment, Stage(name="ramp", share=0.25, started=NOW + 9))
     with pytest.raises(states.IllegalStage, match="expected no smaller one"):
         states.enter(ramp, Stage(name="ramp", share=0.1, started=NOW + 19))
+
+
+def test_a_clock_that_was_set_back_starts_no_stage_before_the_last_one(life: Life) -> None:
+    test = life.experiment
+    assert test.plan
+    back = test.stage.started - 60
+    for stage in (shares.following(test, test.plan, back, LEAD, ""), shares.watch(test, test.plan, back, LEAD, "")):
+        assert stage.started >= test.stage.started
+    entered = states.enter(test, shares.following(test, test.plan, back, LEAD, ""))
+    assert ExperimentRecord.model_validate_json(entered.model_dump_json()) == entered
+    with pytest.raises(ValueError, match="in the order of their start"):
+        states.enter(test, Stage(name="test", share=test.share, started=back))
 
 
 def test_a_shadow_and_a_watch_that_is_over_divide_nobody(life: Life) -> None:

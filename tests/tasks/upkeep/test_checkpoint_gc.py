@@ -246,6 +246,17 @@ def test_a_version_that_gets_an_alias_before_its_removal_stays(world: World) -> 
     assert (world.left(), world.tagged()) == (names(2), set())
 
 
+def test_the_base_of_an_adapter_that_gets_an_alias_before_its_removal_stays(world: World) -> None:
+    world.cycle(2, days=300)
+    world.cycle(3, days=300)
+    world.registry.versions["3"][BASE_TAG] = "2"
+    expired = checkpoint_gc.find(world.store, world.registry.client, Settings(retention=LIMITS), NOW)
+    assert {version for upload in expired for version in upload.versions} == {"2", "3"}
+    manual.promote(world.store, world.registry.client, asked("promote", "3", "ada", "", NOW))
+    assert checkpoint_gc.remove(world.store, world.registry.client, expired, NOW) == ()
+    assert (world.left(), world.tagged()) == (names(2, 3), set())
+
+
 @pytest.mark.parametrize("deletions", range(12))
 def test_a_removal_killed_at_any_deletion_leaves_no_partial_upload_that_looks_whole(deletions: int) -> None:
     class DyingStore(MemoryStore):

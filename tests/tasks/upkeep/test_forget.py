@@ -9,7 +9,7 @@ import pytest
 from infra.records import Amendment, CycleOutcome, ExperimentRecord, Manifest, Sample
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Retention
-from infra.storage.events import tombstones
+from infra.storage.events import segments, tombstones
 from infra.storage.store import Corrupt
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.planning.plan import make_plan
@@ -125,6 +125,44 @@ def test_erasure_reaches_compacted_objects(store: MemoryStore, registry: MemoryR
     compact(store, NOW + 9000, limits, dry_run=False)
     collected = collect(store, registry.client, LIMITS, NOW + 9000)
     assert set(collected.accounting.samples["id"]) == {"y2"}, "the segments that the first cycle read stay known"
+
+
+def test_an_erasure_during_a_compaction_leaves_no_row(registry: MemoryRegistry) -> None:
+    class ErasingStore(MemoryStore):
+        begun = False
+
+        def put(self, key: str, body: bytes) -> str:
+            if segments.is_container(key) and not self.begun:
+                self.begun = True
+                forget(self, registry.client, ERASURE, NOW + 9000, dry_run=False)
+            return super().put(key, body)
+
+    store = ErasingStore()
+    for name in ("x", "y"):
+        put(store, name, NOW + 110)
+    compact(store, NOW + 9000, Limits(least=2, after_seconds=3600), dry_run=False)
+    assert store.begun and holding(store, "user", ADA) == []
+    assert len(holding(store, "user", BOB)) > 0
+
+
+def test_samples_of_a_cycle_that_was_killed_before_its_manifest_wait_a_day(store: MemoryStore, registry: MemoryRegistry) -> None:
+    put(store, "y", NOW + 120)
+    manifest = run_cycle(store, registry, "cycle-000002", NOW + 180, ended=False)
+    store.delete("cycles/cycle-000002/manifest.json")
+    assert forget(store, registry.client, ERASURE, NOW + 200, dry_run=False).pending == ("cycle-000002",)
+    assert holding(store, "user", ADA) == [manifest.samples.key], "a flow may seal it at this moment"
+    store.times[manifest.samples.key] = NOW + 180
+    store.now = NOW + 2 * DAY
+    assert forget(store, registry.client, ERASURE, NOW + 2 * DAY, dry_run=False).pending == ()
+    assert holding(store, "user", ADA) == []
+
+
+def test_a_cycle_goes_on_from_an_old_champion_after_retention(store: MemoryStore, registry: MemoryRegistry) -> None:
+    put(store, "y", NOW + 120)
+    refused = run_cycle(store, registry, "cycle-000002", NOW + 180, ended=False)
+    finish(store, CycleOutcome(cycle="cycle-000002", result="refused", reason=""))
+    store.delete(refused.samples.key)
+    assert collect(store, registry.client, LIMITS, NOW + 40 * DAY).parent == "2", "what read nothing of the window is not read"
 
 
 def test_a_running_cycle_keeps_its_inputs_and_is_erased_after_its_end(store: MemoryStore, registry: MemoryRegistry) -> None:

@@ -51,6 +51,8 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     arguments = (settings, store, manifest, dataset, Candidate(tmp_path, metrics(samples=1, tokens=2), 1.0), evaluation)
     run_id = log_run(*arguments)
     assert log_run(*arguments) == run_id, "a cycle has one run"
+    changed = settings.model_copy(update={"experiment": settings.experiment.model_copy(update={"share": 0.3})})
+    assert log_run(changed, *arguments[1:]) == run_id, "a setting may change before a step is repeated"
 
     from mlflow import MlflowClient
 
