@@ -38,15 +38,17 @@ COMPLETION_CPU = Cost(
 )
 EVENT_CPU = Cost(0.00082, "measured 2026-11-26 on the EPYC: CPU of the app for an event; `tabloop bench capacity`")
 IDLE_CPU = Cost(
-    0.0107 * XEON, "measured 2026-11-27 on the Xeon: CPU a second of a replica without requests; `tabloop bench fleet`"
+    0.0125 * XEON,
+    "measured 2026-11-28 on the Xeon: CPU a second of a replica without requests, 11 to 16 ms; `tabloop bench fleet`",
 )
 ALONE_CPU = Cost(
-    0.0088 * XEON,
-    "measured 2026-11-28 on the Xeon: CPU of a completion where nothing else runs, so that each token wakes the app; "
-    "`tabloop bench capacity`",
+    0.0082 * XEON,
+    "measured 2026-11-28 on the Xeon: CPU of a completion where nothing else runs, so that each token wakes the app, 7.5 to "
+    "9.1 ms; `tabloop bench capacity`",
 )
 EVENT_ALONE_CPU = Cost(
-    0.0051 * XEON, "measured 2026-11-28 on the Xeon: the same for an event; assumed: linear in the time that is idle"
+    0.0042 * XEON,
+    "measured 2026-11-28 on the Xeon: the same for an event, 3.1 to 5.3 ms; assumed: linear in the time that is idle",
 )
 COMPLETION_BYTES = Cost(
     690.0, "measured 2026-11-26 on the EPYC: a completion at 123 tokens of prompt; assumed: 1.6 bytes for each further token"

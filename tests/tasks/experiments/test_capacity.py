@@ -73,7 +73,7 @@ def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory
     }
     found, larger = (rows[rate]["join: memory"] for rate in rows)
     assert found.needs == (
-        "2.3 GB, and 1.4 GB in processes that join for at most 1,000,000 requests of the window, of a sample of 1 in 8 users "
+        "2.3 GB, and 1.2 GB in processes that join for at most 1,000,000 requests of the window, of a sample of 1 in 8 users "
         "(collect.most_requests)"
     )
     assert found.used == larger.used and "1 in 4,096 users" in larger.needs
@@ -92,11 +92,11 @@ def measurement(beginning: str) -> str:
 
 def test_the_cpu_of_a_fleet_is_that_of_its_own_benchmark() -> None:
     line = measurement("CPU of the three replicas of the bench `fleet`")
-    (rate,) = re.findall(r"at ([\d.]+) requests a second", line)
+    rate, events = (float(one) for one in re.findall(r"at ([\d.]+) requests and ([\d.]+) events a second", line)[0])
     idle, busy = (float(one) for one in re.findall(r"\| (\d+); (\d+) ms a second", line)[0])
-    (core,) = re.findall(r"; ([\d.]+) \| 2026-11-27 \| Xeon", measurement("`tabloop bench capacity` in one run of 3 min"))
+    (core,) = re.findall(r"; ([\d.]+) \| 2026-11-28 \| Xeon", measurement("`tabloop bench capacity` in one run of 5 min"))
     assert 1e3 * app_cpu(0.0, 0.0, 3, float(core)) == pytest.approx(idle, rel=0.25)
-    assert 1e3 * app_cpu(float(rate), float(rate) / 2, 3, float(core)) == pytest.approx(busy, rel=0.25)
+    assert 1e3 * app_cpu(rate, events, 3, float(core)) == pytest.approx(busy, rel=0.25)
 
 
 SCALE = re.findall(
