@@ -226,7 +226,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     outcome = (
         pl.when(reported.is_in(["shown", "rejected", "thumbs_down"]))
         .then(pl.lit("rejected"))
-        .when((reported == "accepted") | (pl.col("remaining") == length))
+        .when((reported == "accepted") | ((pl.col("remaining") == length) & (length > 0)))
         .then(accepted)
         .otherwise(partially)
     )

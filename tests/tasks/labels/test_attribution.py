@@ -198,6 +198,13 @@ def test_shown_text_may_begin_with_a_name_selected_in_the_suggestion_list(served
     assert joined.label == label
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_nothing_stays_of_a_completion_without_text(text: str) -> None:
+    served = completion(prefix="", suffix="", text=text)
+    joined = only([served], [feedback(completion_id=served.id, outcome="retained", prefix="", suffix="", shown="")])
+    assert joined.label and joined.label.outcome == "partially_accepted"
+
+
 # Small alphabets, so that places, texts and ids meet often.
 texts = st.text("ab ", max_size=3)
 completions = st.builds(
