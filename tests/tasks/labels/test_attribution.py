@@ -205,6 +205,14 @@ def test_nothing_stays_of_a_completion_without_text(text: str) -> None:
     assert joined.label and joined.label.outcome == "partially_accepted"
 
 
+@pytest.mark.parametrize(("retained", "label"), [("a", "accepted"), ("ab", "partially_accepted"), ("b a", "accepted")])
+def test_a_text_stays_word_by_word_whatever_blanks_are_around(retained: str, label: str) -> None:
+    served = completion(prefix="", suffix="", text="a ")
+    event = feedback(completion_id=served.id, outcome="retained", retained=retained, prefix="", suffix="", shown="")
+    joined = only([served], [event])
+    assert joined.label and joined.label.outcome == label
+
+
 # Small alphabets, so that places, texts and ids meet often.
 texts = st.text("ab ", max_size=3)
 completions = st.builds(
@@ -296,9 +304,10 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
             cached = any(e.cache_hit for e in group)
             outcome: str = {"thumbs_down": "rejected"}.get(best.outcome, best.outcome)
             if outcome == "retained":
-                # Texts are shorter than the shortest run that counts, so the text is retained as a whole or not at all.
-                text = event.shown or chosen.text  # of a blank one nothing stays
-                outcome = "accepted" if text.strip() and text in best.retained else "partially_accepted"
+                # Texts are shorter than the shortest run that counts: all words stand in a row, or the text is not retained.
+                words, left = ((event.shown or chosen.text).split(), best.retained.split())
+                rows = [left[start : start + len(words)] for start in range(len(left))]
+                outcome = "accepted" if words and words in rows else "partially_accepted"  # of a blank one nothing stays
             judged[chosen.id].append((RANK[best.outcome], cached, outcome))
     result: dict[str, tuple[str | None, bool]] = {}
     for name, matches in judged.items():
