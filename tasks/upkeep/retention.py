@@ -124,10 +124,14 @@ def old_evaluations(store: ObjectStore, before: float) -> list[str]:
 
 
 def old_rows(store: ObjectStore, before: float) -> list[str]:
-    """Return the objects with rows of ended cycles that were sealed before a time."""
+    """Return the objects with rows of ended cycles that were sealed before a time, and of cycles that were never sealed."""
     old: list[str] = []
     for cycle, objects in cycles.every(store).items():
         rows = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(OLD)]
-        if rows and {"manifest.json", "outcome.json"} <= objects and cycles.manifest_of(store, cycle).created < before:
+        if not rows:
+            continue
+        if "manifest.json" not in objects:  # its flow was killed
+            old += rows if all(written < before for _, written in store.written(f"cycles/{cycle}/")) else []
+        elif "outcome.json" in objects and cycles.manifest_of(store, cycle).created < before:
             old += rows
     return old

@@ -157,6 +157,20 @@ def test_samples_of_a_cycle_that_was_killed_before_its_manifest_wait_a_day(store
     assert holding(store, "user", ADA) == []
 
 
+def test_retention_removes_the_samples_of_a_cycle_that_was_killed_before_its_manifest(
+    store: MemoryStore, registry: MemoryRegistry
+) -> None:
+    put(store, "y", NOW + 120)
+    samples = run_cycle(store, registry, "cycle-000002", NOW + 180, ended=False).samples.key
+    store.delete("cycles/cycle-000002/manifest.json")
+    store.times[samples] = NOW + 180
+    days = LIMITS.retention.cycles_days
+    retain(store, registry.client, LIMITS, NOW + (days - 1) * DAY, dry_run=False)
+    assert store.exists(samples)
+    retain(store, registry.client, LIMITS, NOW + (days + 1) * DAY, dry_run=False)
+    assert not store.exists(samples)
+
+
 def test_a_cycle_goes_on_from_an_old_champion_after_retention(store: MemoryStore, registry: MemoryRegistry) -> None:
     put(store, "y", NOW + 120)
     refused = run_cycle(store, registry, "cycle-000002", NOW + 180, ended=False)
