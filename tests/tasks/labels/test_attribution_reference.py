@@ -71,7 +71,7 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
             accepted = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
         elif outcome == "retained":
             accepted = kept_characters(text, strongest.retained)
-            outcome = "accepted" if accepted == len(text) else "partially_accepted"
+            outcome = "accepted" if text and accepted == len(text) else "partially_accepted"
         elif outcome == "thumbs_down":
             outcome = "rejected"
         label = (outcome, len(text), extent, accepted)
