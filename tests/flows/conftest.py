@@ -40,7 +40,7 @@ def prefect() -> Iterator[None]:
     start = subprocess.Popen
 
     def start_stacks_app(args: list[str], **options: Any) -> subprocess.Popen:
-        args[args.index("prefect.server.api.server:create_app")] = "infra.stack.prefect_server:create_app"
+        args[args.index("prefect.server.api.server:create_app")] = "tests.flows.prefect_server:create_app"
         unused = unused_services(Settings(orchestration=Orchestration(webhook="http://127.0.0.1:1/")))
         options["env"] |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in unused}
         return start(args, **options)
