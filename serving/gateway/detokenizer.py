@@ -104,11 +104,9 @@ class Detokenizer:
         return min(matches)[1] if matches else None
 
     def _possible_stop(self) -> int:
-        """Return the number of characters at the end that may begin a stop string."""
-        longest = 0
-        for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self.generated)), longest, -1):
-                if self.generated.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        """Return the number of characters at the end that may begin a stop string; those returned already begin none."""
+        for start in range(len(self.text), len(self.generated)):
+            end = self.generated[start:]
+            if any(stop.startswith(end) for stop in self._stop):
+                return len(end)
+        return 0

@@ -1,10 +1,13 @@
 """Any split of a text into tokens gives the same text, up to the first stop string."""
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from serving.gateway.detokenizer import Detokenizer
+from serving.gateway.openapi import MAX_STOPS
 from tests.serving import fakes
 
 TOKENIZER: Tokenizer = fakes.tokenizer()
@@ -52,3 +55,13 @@ def test_half_a_character_gives_no_text_and_an_end_token_ends_it() -> None:
     assert detokenizer.feed([letter, first, second]) == ""
     assert detokenizer.feed([0, letter]) + detokenizer.flush() == "a"
     assert detokenizer.ended and detokenizer.ends == [1, 1, 1, 1], "tokens behind the end count for nothing"
+
+
+def test_long_stop_strings_cost_little_for_each_token() -> None:
+    stop = [f"{'x' * 400}{number}" for number in range(MAX_STOPS)]
+    detokenizer, ids = Detokenizer(TOKENIZER, stop), TOKENIZER.encode("return alpha + beta\n" * 30).ids
+    began = time.process_time()
+    for token in ids:
+        detokenizer.feed([token])
+    assert detokenizer.text == "return alpha + beta\n" * 30
+    assert (time.process_time() - began) / len(ids) < 5e-4, "the event loop runs no other request meanwhile"
