@@ -122,7 +122,8 @@ class Endpoints:
         """Serve one connection, which carries all completions of an app."""
         if refusal := self._check_token(http):
             return refusal
-        socket = web.WebSocketResponse(compress=False)
+        # No limit of size: after a stall of its loop, the app sends hundreds of prompts in one message.
+        socket = web.WebSocketResponse(compress=False, max_msg_size=0)
         await socket.prepare(http)
         outbox = Outbox(socket)
         sending = asyncio.create_task(outbox.run())

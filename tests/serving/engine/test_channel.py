@@ -136,6 +136,14 @@ async def test_many_completions_share_a_connection_and_get_their_own_tokens() ->
         assert (await client.health()).version == "0"
 
 
+async def test_a_burst_of_long_prompts_ends_no_completion() -> None:
+    prompts = [[150_000 + number] * 4_000 for number in range(200)]  # 5.6 MB of JSON, which one message holds
+    async with client_of(FakeEngine([5, 6])) as client:
+        await _generate(client, REQUEST)  # the connection is open
+        requests = (_generate(client, EngineRequest(prompt, 2, 1.0, 1.0, [])) for prompt in prompts)
+        assert all(deltas[-1].finish == "length" for deltas in await asyncio.gather(*requests))
+
+
 async def test_leaving_a_request_at_once_leaves_no_generation_running() -> None:
     engine = FakeEngine([5, 6])
     async with client_of(engine) as client:
