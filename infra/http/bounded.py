@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from infra.http.connections import Connections, Peer, Reason, Waiting
@@ -39,6 +39,14 @@ class Sizes:
     """Bytes; 0: no limit."""
     chunks: int
     """Chunks; 0: no limit."""
+
+
+class UnchunkedCycle(RequestResponseCycle):
+    """A response to a client of HTTP/1.0, which knows no chunks (RFC 9112, 7.1): the body ends with the connection."""
+
+    async def send(self, message: Any) -> None:
+        self.chunked_encoding, self.expected_content_length = False, len(message.get("body", b""))
+        await super().send(message)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -133,6 +141,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(429, f"expected at most {MAX_PIPELINED} requests that wait for an earlier one's response")
         self._expected, self._read_bytes = self._connections.body, 0
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle
 
     def on_body(self, body: bytes) -> None:
         self._chunks += 1

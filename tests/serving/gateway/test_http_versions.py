@@ -1,4 +1,4 @@
-"""Clients that offer HTTP/2 on a connection of HTTP/1.1, as Java's HttpClient does with each request."""
+"""Clients of other versions of HTTP: an offer of HTTP/2 with each request, as Java's HttpClient sends it, and HTTP/1.0."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 import uvloop
 
-from tests.serving.fakes import HEADERS, House
+from tests.serving.fakes import HEADERS, TEXT, House
 
 OFFER = "Upgrade: h2c\r\n"
 
@@ -59,3 +59,21 @@ async def test_an_offer_of_http2_costs_no_body(house: House, port: int, chunked:
     answer = await asyncio.wait_for(reader.readline(), 60)
     writer.close()
     assert answer == b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_of_http_1_0_gets_no_chunks(house: House, stream: bool) -> None:
+    body = json.dumps({"prompt": "x = ", "stream": stream}).encode()
+    lines = [*(f"{name}: {text}" for name, text in HEADERS.items()), "Content-Type: application/json", "Connection: keep-alive"]
+    head = "\r\n".join([f"POST /v1/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}", *lines])
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(house.urls[0].rsplit(":", 1)[1]))
+    writer.write(f"{head}\r\n\r\n".encode() + body)
+    head, _, answer = (await asyncio.wait_for(reader.read(), 60)).decode().partition("\r\n\r\n")
+    writer.close()
+    assert "chunked" not in head and "connection: close" in head
+    if not stream:
+        assert json.loads(answer)["choices"][0]["text"] == TEXT
+        return
+    *events, done, end = answer.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    assert "".join(json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events) == TEXT
