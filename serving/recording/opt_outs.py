@@ -38,8 +38,10 @@ class OptOuts:
         self._key = hashlib.blake2b(key, digest_size=32).digest()
         self._file = file
         self._ids: OrderedDict[str, None] = OrderedDict()
-        self._places: OrderedDict[str, dict[int, set[str]]] = OrderedDict()
+        self._places: dict[str, dict[int, set[str]]] = {}
         """By suffix hash: lengths of prefixes, and the hashes of their ends."""
+        self._latest: OrderedDict[tuple[str, int, str], None] = OrderedDict()
+        """The same positions, oldest first: one suffix, such as the empty one at the end of a file, may have any number."""
         self._written = 0
         self._load()
 
@@ -81,23 +83,33 @@ class OptOuts:
         known = all(hashed in self._ids for hashed in entry["ids"])
         if known and ("suffix" not in entry or entry["end"] in self._places.get(entry["suffix"], {}).get(entry["length"], ())):
             return
-        self._take(entry)
         try:
             self._write(entry)
         except OSError as error:
             log.error("%s: cannot be written, so opt-outs are forgotten at a restart: %s", self._file, error)
+        self._take(entry)  # last, since `_write` may read the file again, whose entries are older
 
     def _take(self, entry: dict[str, Any]) -> None:
         for hashed in entry["ids"]:
             self._ids[hashed] = None
             self._ids.move_to_end(hashed)
         if "suffix" in entry:
-            self._places.setdefault(entry["suffix"], {}).setdefault(entry["length"], set()).add(entry["end"])
-            self._places.move_to_end(entry["suffix"])
+            place = entry["suffix"], entry["length"], entry["end"]
+            self._places.setdefault(place[0], {}).setdefault(place[1], set()).add(place[2])
+            self._latest[place] = None
+            self._latest.move_to_end(place)
         while len(self._ids) > MOST:
             self._ids.popitem(last=False)
-        while len(self._places) > MOST:
-            self._places.popitem(last=False)
+        while len(self._latest) > MOST:
+            self._forget(*self._latest.popitem(last=False)[0])
+
+    def _forget(self, suffix: str, length: int, end: str) -> None:
+        lengths = self._places[suffix]
+        lengths[length].remove(end)
+        if not lengths[length]:
+            del lengths[length]
+        if not lengths:
+            del self._places[suffix]
 
     def _load(self) -> None:
         """Read the latest entries of the file, and rewrite the file with only these."""

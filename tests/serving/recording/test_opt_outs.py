@@ -101,6 +101,16 @@ def test_a_restarted_app_remembers_and_the_file_holds_no_text(tmp_path: Path) ->
     assert "sheila" not in file.read_text() and "cmpl" not in file.read_text() and file.stat().st_mode & 0o077 == 0
 
 
+def test_of_many_requests_at_one_place_the_latest_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.recording.opt_outs.MOST", 10)
+    outs = OptOuts(b"key", tmp_path / "opted_out.jsonl")
+    prompts = [f"{PROMPT}{'x' * number}" for number in range(0, 60_000, 600)]  # nothing behind the cursor, as at a file's end
+    for number, prompt in enumerate(prompts):
+        outs.add(("p", "u"), f"cmpl-{number:020}", prompt, "")
+    held = [outs.hold(feedback(prefix=prompt, suffix=""), opted_out=False) for prompt in prompts]
+    assert held == [False] * 90 + [True] * 10
+
+
 def test_a_broken_line_of_the_file_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "opted_out.jsonl"
     OptOuts(b"key", file).add(("p", "u"), "cmpl-0123456789abcdef", "x", "")
