@@ -66,9 +66,12 @@ class Answers:
         answered = self._completions.setdefault(completion, _Answered())
         answered.impressions[own] = impression
         self._count(answered, row.project, row.user, counts=request is None or request.counted)
-        for remembered in (self._impressions, self._completions):
-            if len(remembered) > MOST:
-                remembered.popitem(last=False)
+        if len(self._impressions) > MOST:
+            oldest, forgotten = self._impressions.popitem(last=False)
+            if (of := self._completions.get(forgotten.completion)) is not None:
+                of.impressions.pop(oldest, None)  # one completion may have any number
+        if len(self._completions) > MOST:
+            self._completions.popitem(last=False)
 
     def of(self, completion_id: str) -> Outcome | None:
         """Return what became of a completion, the strongest of its events that is no cache hit; None if none came."""

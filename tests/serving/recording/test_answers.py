@@ -148,3 +148,16 @@ async def test_an_event_with_other_line_ends_is_about_its_completion(house: Hous
     user = house.rows("completions")[0].user
     assert house.recorder.received.of(user)["continue"].matched == 24
     assert house.recorder.acceptance.shares("p1", user) == (1.0, 1.0)
+
+
+def test_of_one_completion_the_latest_impressions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.recording.answers.MOST", 10)
+    remembered, past, row = Served(), PastAcceptance(), completion("c", text="foo(bar)")
+    answers = Answers(remembered, past, JOIN_SECONDS)
+    remembered.add(Caller(row.project, row.user, "t", row.client, row.opted_out), row.id, row.prefix, row.suffix, row.time)
+    answers.ended(remembered.ended(row))
+    for number in range(100):  # Tabby names each view of a completion
+        named = {"client_id": f"view-{number}", "completion_id": "c", "prefix": "", "suffix": ""}
+        answers.add(feedback(f"f{number}", outcome="accepted", **named))
+    assert len(answers._completions["c"].impressions) == 10
+    assert answers.of("c") == "accepted"
