@@ -85,8 +85,8 @@ NUMBERED = compile_bytes(r"^[a-z][a-z_\-]*[0-9]{1,2}$|^[A-Za-z_]\w*(?:[.:/]\w+)+
 """A name, a path or a pattern."""
 NEAR = 90
 """Bytes before a literal on its line in which a password's name counts."""
-URL = compile_bytes(
-    r"""://[^\s:/@"'<>`]{0,128}:([^\s/@"'<>`]{1,256})@|jdbc:oracle:\w{1,10}:[\w.\-]{1,64}/([^\s@"'<>`]{1,128})@|"""
+URL = compile_bytes(  # a password may have an @ that is not encoded: most clients split at the last one
+    r"""://[^\s:/@"'<>`]{0,128}:([^\s/"'<>`]{1,256})@|jdbc:oracle:\w{1,10}:[\w.\-]{1,64}/([^\s@"'<>`]{1,128})@|"""
     r"""\b[\w.\-]{1,64}:([^\s/@"'<>`:]{4,128})@(?:tcp|unix)\("""
 )
 HEADER = compile_bytes(r"(?:bearer|token|bot|apikey|api-key|splunk)[ \t]+([A-Za-z0-9._~+/\-]{8,}=*)", ignore_case=True)

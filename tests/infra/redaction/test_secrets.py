@@ -80,6 +80,7 @@ def test_no_line_of_a_private_key_stays_wherever_the_text_is_cut(kind: str, begi
         ("machine api.internal login ada password l0velace", "", "l0velace"),
         ('<add key="Password" value="l0velace"/>', "xml", "l0velace"),
         ("<password>l0velace</password>", "xml", "l0velace"),
+        ("DATABASE_URL=postgres://ada:l0ve@lace9@db.internal/app", "", "lace9"),
         ('setenv("API_KEY", "qZ8vX2mK5tR7wB3n");', "c", "qZ8vX2mK5tR7wB3n"),
         ("- name: DB_PASSWORD\n  value: l0velace9", "yaml", "l0velace9"),
         ("[Interface]\nPrivateKey = qZ8vX2mK5tR7wB3nJ6hD9cF4gL1pS0aYuTeqZ8vX2m0=", "", "qZ8vX2mK5tR7wB3n"),
