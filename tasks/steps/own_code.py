@@ -114,7 +114,8 @@ def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet
     store, parent = context.store, learned.parent
     cycle = cycles.next_name(store)
     call_run(cycle, cycle, f"from v{parent}", "own code")
-    tombstones.check(store, [("", each.name) for each in learned.repositories])
+    subjects = [("", each.name) for each in learned.repositories]
+    tombstones.check(store, subjects)
     showing.write(store, cycle, Unfitted(reason=NO_ESTIMATE))
     # As for a window of requests: a project's loop begins after the last cycle that read the project's requests.
     read = (manifest.until for manifest in manifests_of(context, parent) if store.scope.project not in manifest.apart)
@@ -124,4 +125,4 @@ def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet
         **{"completions": (), "feedback": (), "buckets": {}, "requests": 0, "apart": tuple(sorted(store.scope.apart))},
         **{"held_out": held_out, "learned": learned.repositories, "code": code_version(), "run": flow_run.id or ""},
     }
-    return transaction.seal(store, cycle, fields, learned.samples, code.training_settings(context.settings))
+    return transaction.seal(store, cycle, fields, learned.samples, code.training_settings(context.settings), subjects)

@@ -42,7 +42,7 @@ def seal(
     fields = transaction.manifest_fields(collected, validated.evidence, context.now())
     fields |= {"returns": rewarded.returns, "acceptance": rewarded.acceptance, "notes": rewarded.notes}
     fields |= {"held_out": held_out, "run": flow_run.id or ""}
-    return transaction.seal(store, cycle, fields, rewarded.samples, context.settings)
+    return transaction.seal(store, cycle, fields, rewarded.samples, context.settings, validated.subjects)
 
 
 @step("resume", retries=IO_RETRIES)

@@ -2,6 +2,7 @@
 infra/storage/cycles.py)."""
 
 import io
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 from infra.records import CycleOutcome, Manifest, ObjectReference
 from infra.settings import Settings, dump
 from infra.storage import cycles
+from infra.storage.events import tombstones
 from infra.storage.store import ObjectStore, sha256
 from tasks.labels.collect import Collected
 from tasks.labels.measures import measure, served
@@ -21,11 +23,22 @@ MAX_RESUMES = 3
 """Runs that may resume a sealed cycle. The next run abandons it, and its requests return in the next window."""
 
 
-def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: bytes, settings: Settings) -> Manifest:
+def seal(
+    store: ObjectStore,
+    cycle: str,
+    manifest: dict[str, Any],
+    samples: bytes,
+    settings: Settings,
+    subjects: Iterable[tuple[str, str]] = (),
+) -> Manifest:
     """Write a cycle's samples (Parquet of infra.records.Sample) and settings, then its manifest.
+
+    Args:
+        subjects: user and project of each request whose data the cycle's objects hold.
 
     Raises:
         AlreadyExists: another run has sealed this cycle.
+        ErasedDuringCycle: one of the subjects is erased. An erasure that begins after this check finds all of the objects.
     """
     digest = sha256([samples])
     key = cycles.key(cycle, f"samples-{digest}.parquet")
@@ -34,6 +47,7 @@ def seal(store: ObjectStore, cycle: str, manifest: dict[str, Any], samples: byte
     settings_sha256 = store.put(cycles.key(cycle, "settings.json"), dump(settings).encode())
     reference = ObjectReference(key=key, sha256=digest, rows=rows)
     record = Manifest(cycle=cycle, samples=reference, settings_sha256=settings_sha256, **manifest)
+    tombstones.check(store, subjects)
     store.put_json(cycles.key(cycle, cycles.MANIFEST), record, new=True)
     return record
 

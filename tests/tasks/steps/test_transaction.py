@@ -6,9 +6,11 @@ from infra.records import CycleOutcome
 from infra.settings import Settings
 from infra.settings.training import Train
 from infra.storage import cycles
+from infra.storage.events.tombstones import ErasedDuringCycle
 from infra.storage.store import AlreadyExists, to_parquet
 from tasks.steps import transaction
-from tests.tasks.made import NOW, MemoryStore, sample
+from tasks.upkeep.forget import forget, request
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, sample
 
 FIELDS = {
     "created": NOW,
@@ -46,6 +48,19 @@ def test_the_first_of_two_runs_that_seal_a_cycle_wins() -> None:
         transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings())
     assert cycles.manifest_of(store, "cycle-000001") == first
     assert store.get_rows(first.samples.key, type(sample()))[0].completion_id == "1"
+
+
+def test_a_cycle_whose_user_is_erased_while_it_is_written_is_not_sealed() -> None:
+    class ErasingStore(MemoryStore):
+        def put(self, key: str, body: bytes) -> str:
+            if "/samples-" in key:  # the erasure lists the cycle's objects before this one is there
+                forget(self, MemoryRegistry(v1={}).client, erasure, NOW, dry_run=False)
+            return super().put(key, body)
+
+    store, erasure = ErasingStore(), request("a" * 32, "", NOW, "operator", "")
+    with pytest.raises(ErasedDuringCycle, match="1 requests of this cycle"):
+        transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample()]), Settings(), [("a" * 32, "p")])
+    assert cycles.sealed(cycles.index(store)) == []
 
 
 def test_a_resumed_cycle_trains_with_its_sealed_settings() -> None:
