@@ -190,6 +190,8 @@ def rows_of(store: ObjectStore, columns: Iterable[tuple[str, frozenset[str]]]) -
     for key in _requests(store):
         try:
             rows = pl.read_parquet(io.BytesIO(store.get(key)), columns=["user", "project"])
+        except KeyError:  # another run has removed it since the listing
+            continue
         except pl.exceptions.PolarsError:  # it cannot be read, so nobody knows whose requests it holds
             found[key] = 1
             continue

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from infra.storage.events import segments, tombstones
+from infra.storage.events import segments
 from infra.storage.events.read import is_shipped, parts_of
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
-from tasks.upkeep.forget import remove_rows
+from tasks.upkeep.forget import remove_brought_back
 
 HOUR = timedelta(hours=1)
 FOLDER = re.compile(r"/date=(?P<date>\d{4}-\d\d-\d\d)/hour=(?P<hour>\d\d)/[^/]+$")
@@ -105,7 +105,10 @@ def groups(store: ObjectStore, keys: Sequence[str], limits: Limits) -> list[list
     containers: list[list[Segment]] = [[]]
     size = 0
     for key in sorted(keys):
-        body = store.get(key)
+        try:
+            body = store.get(key)
+        except KeyError:  # an erasure has left nothing of it since the listing
+            continue
         if len(body) > limits.bytes / SMALL:
             continue
         if size + len(body) > limits.bytes:
@@ -123,6 +126,5 @@ def write(store: ObjectStore, group: Sequence[Segment], *, dry_run: bool) -> dic
     if not dry_run:
         store.put(key, body)
         # Rows that were erased after they were read here would be back.
-        erased = tombstones.subjects(tombstones.read_all(store))
-        remove_rows(store, key, group, erased.columns(), dry_run=False)
+        remove_brought_back(store, [key])
     return {key: len(group)}

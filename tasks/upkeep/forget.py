@@ -134,7 +134,7 @@ def sweep(
     rows: dict[str, int] = {}
     for prefix in (EVENTS, OFFLINE):
         for key in list(store.keys(prefix)):
-            if is_shipped(key) and (number := clean_events(store, key, erased, dry_run=dry_run)):
+            if is_shipped(key) and (number := remove_erased(store, key, erased, dry_run=dry_run)):
                 rows[key] = number
     for key, number in counted.rows_of(store, erased.columns()).items():
         rows[key] = number
@@ -148,24 +148,42 @@ def sweep(
             pending.append(cycle)
         if any(SAMPLES in key for key in (*removed, *waiting)) or was_trained(store, cycle, objects, records):
             trained.append(cycle)
+    if not dry_run:
+        remove_brought_back(store, [key for key in rows if not key.startswith(counted.PREFIX)])
     return Forgetting(dry_run, rows, tuple(trained), tuple(pending), versions_of(registry, trained))
 
 
-def clean_events(store: ObjectStore, key: str, erased: ErasedSubjects, *, dry_run: bool) -> int:
-    """Remove the erased rows of an event object, and the object if none remain; return their number."""
-    return remove_rows(store, key, parts_of(store, key, store.get(key)), erased.columns(), dry_run=dry_run)
+def remove_brought_back(store: ObjectStore, keys: Sequence[str]) -> None:
+    """Remove from rewritten objects the rows of subjects that another run erased meanwhile.
+
+    Of two runs that read an object at once, the second to write it brings back what the first removed. A run writes its record
+    before it reads an object, so what was erased is gone once an object is read, after its last write, and holds nothing of all
+    records.
+    """
+    while keys:
+        erased = tombstones.subjects(tombstones.read_all(store))
+        keys = [key for key in keys if remove_erased(store, key, erased, dry_run=False)]
+
+
+def remove_erased(store: ObjectStore, key: str, erased: ErasedSubjects, *, dry_run: bool) -> int:
+    """Remove the erased rows of an object and return their number; 0 of an object that was removed after it was listed."""
+    try:
+        body = store.get(key)
+    except KeyError:
+        return 0
+    return remove_rows(store, key, parts_of(store, key, body), erased.columns(), dry_run=dry_run)
 
 
 def remove_rows(
     store: ObjectStore, key: str, parts: Sequence[Segment], columns: Iterable[tuple[str, frozenset[str]]], *, dry_run: bool
 ) -> int:
-    """Remove the rows with one of the values in a column, and the object if none remain; return their number."""
+    """Remove the rows with one of the values in a column, and an event object of which none remain; return their number."""
     kept = parts
     for column, names in columns:
         kept = [segments.without(part, column, names) for part in kept]
     removed = sum(part.table.num_rows for part in parts) - sum(part.table.num_rows for part in kept)
     if removed and not dry_run:
-        if not any(part.table.num_rows for part in kept):
+        if key.startswith((EVENTS, OFFLINE)) and not any(part.table.num_rows for part in kept):
             store.delete(key)
         else:
             store.put(key, segments.pack(kept) if segments.is_container(key) else segments.alone(kept[0].table))
@@ -187,7 +205,7 @@ def clean_cycle(
         for record in records:
             amend(store, cycle, list(removed), record, now)
         for key in removed:
-            store.put(key, segments.alone(without(pq.read_table(io.BytesIO(store.get(key))), erased)))
+            remove_erased(store, key, erased, dry_run=False)
     return removed, kept
 
 
@@ -224,8 +242,12 @@ def was_trained(store: ObjectStore, cycle: str, objects: set[str], records: Sequ
 
 
 def count(store: ObjectStore, key: str, erased: ErasedSubjects) -> int:
-    """Return the number of an object's erased rows."""
-    table = pq.read_table(io.BytesIO(store.get(key)))
+    """Return the number of an object's erased rows; 0 of an object that was removed after it was listed."""
+    try:
+        body = store.get(key)
+    except KeyError:
+        return 0
+    table = pq.read_table(io.BytesIO(body))
     return table.num_rows - without(table, erased).num_rows
 
 

@@ -10,7 +10,7 @@ from infra.storage import counted
 from infra.storage.events import segments
 from infra.storage.events.read import column, fetch, is_shipped, parts_of
 from infra.storage.store import ObjectStore
-from tasks.upkeep.forget import remove_rows
+from tasks.upkeep.forget import remove_brought_back, remove_rows
 
 COMPLETIONS, FEEDBACK = "events/completions/", "events/feedback/"
 
@@ -20,12 +20,17 @@ def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
     opted_out = _opted_out(store)
     found: dict[str, int] = {}
     for key in list(filter(is_shipped, store.keys(FEEDBACK))) if opted_out else ():
-        parts = parts_of(store, key, store.get(key))
+        try:
+            parts = parts_of(store, key, store.get(key))
+        except KeyError:  # compaction has removed it since the listing, and its container is among the others
+            continue
         named = frozenset(name for part in parts for name in _with_text(part) if name in opted_out)
         if named:
             for made in counted.made_from(store, [part.key for part in parts]) if not dry_run else ():
                 counted.remove(store, made)
             found[key] = remove_rows(store, key, parts, [("completion_id", named)], dry_run=dry_run)
+    if not dry_run:
+        remove_brought_back(store, list(found))
     return found
 
 

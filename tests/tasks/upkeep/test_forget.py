@@ -1,6 +1,7 @@
 """Erasure removes every byte of a user or a project, also after a kill, and names the versions trained on their data."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -143,6 +144,36 @@ def test_an_erasure_during_a_compaction_leaves_no_row(registry: MemoryRegistry) 
     compact(store, NOW + 9000, Limits(least=2, after_seconds=3600), dry_run=False)
     assert store.begun and holding(store, "user", ADA) == []
     assert len(holding(store, "user", BOB)) > 0
+
+
+@pytest.mark.parametrize("begins_with", ["events/completions/", "events/feedback/", "cycles/"])
+def test_two_erasures_at_once_leave_no_row_of_either(store: MemoryStore, registry: MemoryRegistry, begins_with: str) -> None:
+    class ErasingStore(MemoryStore):
+        begun = False
+
+        def put(self, key: str, body: bytes) -> str:
+            if key.startswith(begins_with) and key.endswith(".parquet") and not self.begun:
+                self.begun = True  # the object was read for the first erasure, and is not yet written
+                forget(self, registry.client, request(BOB, "", NOW + 200, "operator", ""), NOW + 200, dry_run=False)
+            return super().put(key, body)
+
+    erasing = ErasingStore()
+    erasing.objects = store.objects
+    forget(erasing, registry.client, request("", "q", NOW + 200, "operator", ""), NOW + 200, dry_run=False)
+    assert erasing.begun and holding(erasing, "user", BOB) == holding(erasing, "project", "q") == []
+    assert len(holding(erasing, "user", ADA)) == 3
+
+
+def test_an_object_that_is_removed_after_the_listing_stops_no_erasure(store: MemoryStore, registry: MemoryRegistry) -> None:
+    class ListedBefore(MemoryStore):
+        def keys(self, prefix: str) -> Iterator[str]:
+            gone = ("events/feedback/date=2027-01-15/hour=08/gone.parquet", "cycles/cycle-000001/users-gone.parquet")
+            yield from sorted([*super().keys(prefix), *(key for key in gone if key.startswith(prefix))])
+
+    listed = ListedBefore()
+    listed.objects = store.objects
+    assert len(forget(listed, registry.client, ERASURE, NOW + 200, dry_run=False).rows) == 3
+    assert holding(store, "user", ADA) == []
 
 
 def test_samples_of_a_cycle_that_was_killed_before_its_manifest_wait_a_day(store: MemoryStore, registry: MemoryRegistry) -> None:

@@ -2,12 +2,14 @@
 
 from infra.records import Feedback
 from infra.redaction.events import without_text
-from infra.storage.store import from_parquet
+from infra.storage.store import from_parquet, to_parquet
 from tasks.upkeep import opted_out
+from tasks.upkeep.forget import forget, request
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import account
-from tests.tasks.made import MemoryStore, completion, feedback
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, feedback
 
+BOB = "b" * 32
 HIDDEN = without_text(completion("hidden")).model_copy(update={"opted_out": True})
 KEPT = feedback("f1", completion_id="hidden", prefix="secret_of_ada = ", shown="compute()", settled="compute()")
 OTHER = feedback("f2", completion_id="c", prefix="x = ", shown="y")
@@ -37,6 +39,23 @@ def test_an_object_of_such_events_alone_is_deleted_and_one_without_text_stays() 
     rows.put(store, [], [without_text(KEPT).model_copy(update={"id": "f3"})], name="b")
     opted_out.clean(store, dry_run=False)
     assert feedback_ids(store) == ["f3"]
+
+
+def test_an_erasure_meanwhile_leaves_no_row_of_its_user() -> None:
+    class ErasingStore(MemoryStore):
+        begun = False
+
+        def put(self, key: str, body: bytes) -> str:
+            if key.startswith("events/feedback/") and not self.begun:
+                self.begun = True  # the object was read, and is not yet written
+                forget(self, MemoryRegistry(v1={}).client, request(BOB, "", NOW, "operator", ""), NOW, dry_run=False)
+            return super().put(key, body)
+
+    store, bobs = ErasingStore(), feedback("f4", completion_id="b", user=BOB)
+    store.objects = stored().objects
+    store.objects[next(store.keys("events/feedback/"))] = to_parquet([KEPT, OTHER, bobs])
+    opted_out.clean(store, dry_run=False)
+    assert store.begun and feedback_ids(store) == ["f2"]
 
 
 def test_it_labels_nothing() -> None:
