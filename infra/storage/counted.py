@@ -216,9 +216,19 @@ def ended(store: ObjectStore, before: float) -> list[str]:
 
 
 def remove(store: ObjectStore, key: str) -> None:
-    """Remove an object and its inputs: the next read makes it again where it is needed."""
-    store.delete(key)
-    store.delete(inputs_key(span_of(key)))
+    """Remove an object and its inputs, and first those in whose place it came, which would count again: the next read makes it
+    again where it is needed."""
+    for each in (*_replaced(store, span_of(key)), key):
+        store.delete(inputs_key(span_of(each)))  # first: `ended` finds requests alone, and not inputs
+        store.delete(each)
+
+
+def _replaced(store: ObjectStore, span: Span) -> list[str]:
+    """Return the keys of the earlier objects of a span; of a day, those of its hours first."""
+    base, begin = span.key.split(f"/{span.level}/")[0], datetime.fromtimestamp(span.begin, UTC)
+    hours = store.keys(f"{base}/hour/{begin:%Y-%m-%d}") if span.level == "day" else ()
+    same = [key for key in store.keys(f"{base}/{span.level}/{begin:%Y-%m-%dT%H}-") if NAME.search(key)]
+    return [*(key for key in hours if NAME.search(key)), *(key for key in same if span_of(key).number < span.number)]
 
 
 def _requests(store: ObjectStore) -> list[str]:

@@ -146,6 +146,8 @@ class _Reader:
         since = self.begin // HOUR * HOUR
         listing = Listing.of(self.store, since, self.now)
         spans, known = self._stored()
+        # The requests and events of an hour whose object was removed are known no more, though their objects may be.
+        known = known.without(self._lost(spans, known), self.reach)
         found = scan(self.store, listing, frozenset(known.objects["key"]), since)
         if known.objects.is_empty() and found.objects.is_empty():
             return self._with([], [], {})  # no hour of nobody's requests is written
@@ -156,6 +158,13 @@ class _Reader:
         making.days()
         chosen = sorted({making.spans[hour] for hour in self.hours})
         return self._with([self.requests(span) for span in chosen], chosen, making.keys(self.settled, math.inf))
+
+    def _lost(self, spans: Collection[float], known: EventIndex) -> list[float]:
+        """Return the hours without an object that were made before: a later hour was, or known objects hold more of them than
+        those of an earlier hour do."""
+        of_requests = known.objects.filter(kind="completions")["last"]
+        newest = max([*spans, *of_requests, *(known.objects["last"] - self.reach)], default=-math.inf)
+        return [hour for hour in self.hours if hour not in spans and hour <= newest]
 
     def _with(self, rows: Sequence[pl.DataFrame], spans: Sequence[Span], keys: Mapping[str, Sequence[str]]) -> Counted:
         """Return the requests of settled hours together with those since."""

@@ -105,6 +105,13 @@ class EventIndex:
         )
         return older, EventIndex(self.objects.filter(~used), self.requests, self.events.filter(pl.col("time") > high))
 
+    def without(self, hours: Collection[float], reach: float) -> "EventIndex":
+        """Return the index without the objects that hold events of these hours, or near them."""
+        begins = np.append(np.sort(np.fromiter(hours, dtype=float)), np.inf)
+        first, last = (self.objects[name].to_numpy() for name in ("first", "last"))
+        holds = begins[np.searchsorted(begins, first - reach - HOUR).clip(max=len(begins) - 1)] <= last + reach
+        return EventIndex(self.objects.filter(pl.Series(~holds, dtype=pl.Boolean)), self.requests, self.events)
+
     def changes(self, known: "EventIndex", reach: float) -> frozenset[float]:
         """Return the hours whose labels these objects may change, given what is known of others."""
         linked = known.events.join(self.events, on="impression", how="semi")

@@ -341,3 +341,46 @@ def test_a_forgotten_user_leaves_the_counted_hours_and_nothing_else_changes() ->
     assert_frame_equal(after, before.filter(pl.col("user") != ADA), check_exact=True)
     assert ADA not in after["user"] and len(after) == 12
     check(store, LATER, NOW)
+
+
+def ship_late(store: MemoryStore, at: float) -> None:
+    """Write requests of both users in one object, and feedback that rejects Bob's hours after it was accepted."""
+    folder, later = counted_folder(at), counted_folder(at + 2 * HOUR)
+    store.put_rows(
+        f"events/completions/{folder}/late.parquet",
+        [completion(f"late {user[0]}", time=at, user=user, prefix=user[0]) for user in (ADA, BOB)],
+    )
+    accepted = [feedback(f"accepted {user[0]}", time=at + 1, user=user, prefix=user[0], client_id=user) for user in (ADA, BOB)]
+    store.put_rows(f"events/feedback/{folder}/late.parquet", accepted)
+    changed = feedback("changed", time=at + 2 * HOUR, user=BOB, prefix="", shown="", completion_id="late b", client_id=BOB)
+    store.put_rows(f"events/feedback/{later}/changed.parquet", [changed.model_copy(update={"outcome": "thumbs_down"})])
+
+
+@pytest.mark.parametrize("hours", [(5, 5.1), (21, 21.1)])
+def test_an_erasure_takes_no_late_request_of_others(hours: tuple[float, ...]) -> None:
+    """An app ships an hour's requests of two users late; the hours as they were before must not count again."""
+    store = MemoryStore()
+    for number in range(24):
+        ship(store, NOW - 8 * HOUR + HOUR * number + 5, BOB)
+    for number, after in enumerate(hours):
+        if number == len(hours) - 1:
+            ship_late(store, NOW + 2 * HOUR - 10)
+        check(store, NOW + after * HOUR, NOW - 8 * HOUR)
+    now = NOW + hours[-1] * HOUR + 60
+    forget(store, MemoryRegistry(v1={}).client, request(ADA, "", NOW, "operator", ""), now, dry_run=False)
+    check(store, now, NOW - 8 * HOUR)
+    assert "late b" in read_requests(store, NOW - 8 * HOUR, now, JOIN, complete=False).requests["id"]
+
+
+@pytest.mark.parametrize(("at", "length"), [(2000, 4000), (3590, 60)])
+def test_hours_that_were_removed_are_made_again_with_the_labels_that_came_later(at: float, length: float) -> None:
+    store = looked(LATER)[0].copy()
+    ship_late(store, NOW + at)
+    more = [completion(f"more{n}", time=NOW + at + n * length, user=BOB, prefix=f"more{n}") for n in range(2)]
+    store.put_rows(f"events/completions/{rows.FOLDER}/more.parquet", more)
+    check(store, LATER, NOW)
+    made = [key for key in store.keys(counted.PREFIX) if not key.endswith(counted.INPUTS)]
+    for key in made:
+        without = store.copy()
+        counted.remove(without, key)
+        check(without, LATER + 60, NOW)
