@@ -5,9 +5,9 @@
     counted/RELEASE/JOIN/day/2027-01-15T00-000001-DIGEST.parquet            the same of a day, in place of its hours
 
 RELEASE is that of the code, JOIN has `collect.join_seconds`, DIGEST is a checksum of the event objects. An hour that changes,
-since a label came late, is made again under the next number, and the highest number counts. The inputs are written first:
-requests without inputs are made again. tasks/labels/counted.py makes and reads the objects; infra/docs/how/counted.md describes
-the columns.
+since a label came late, is made again under the next number, and the highest number counts. The inputs are written first, with
+the checksum of the requests: requests without inputs, or with another checksum, are made again. tasks/labels/counted.py makes and
+reads the objects; infra/docs/how/counted.md describes the columns.
 """
 
 import io
@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -87,6 +87,8 @@ class Inputs:
     """OBJECTS, by kind and key."""
     events: pl.DataFrame
     """EVENTS, so that a later event of an impression, or on a completion, finds the hours that it changes."""
+    requests: str = ""
+    """SHA-256 of the object of the requests, in hex; empty in inputs written before this field existed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,12 +155,13 @@ def write(
     number = last.number + 1 if last else 1
     span = Span(begin, number, level, f"{prefix}{number:06d}-{made.digest}.parquet")
     about = {"release": RELEASE, "why": made.why, "replaces": last.key if last else ""}
-    with suppress(AlreadyExists):
-        store.put_new(inputs_key(span), _packed(made.inputs))
     body = _bytes(rows, about)
+    stored = Stored(rows, sha256([body]))
+    with suppress(AlreadyExists):
+        store.put_new(inputs_key(span), _packed(replace(made.inputs, requests=stored.sha256)))
     with suppress(AlreadyExists):  # another writer made it from the same event objects
         store.put_new(span.key, body)
-    return span, Stored(rows, sha256([body]))
+    return span, stored
 
 
 def inputs_key(span: Span) -> str:
@@ -168,19 +171,26 @@ def inputs_key(span: Span) -> str:
 
 def read(store: ObjectStore, span: Span) -> Stored:
     """Return the requests of a span. Raises Unusable."""
-    return _table(store, span.key)
+    rows, _, digest = _table(store, span.key)
+    return Stored(rows, digest)
 
 
 def read_inputs(store: ObjectStore, span: Span) -> Inputs:
     """Return what the requests of a span were made from. Raises Unusable."""
-    packed = _table(store, inputs_key(span)).rows
+    packed, about, _ = _table(store, inputs_key(span))
     try:
         objects, events = (
             packed.select(*columns).explode(*columns).drop_nulls(last).cast(pl.Schema(columns)) for columns, last in _PARTS
         )
     except pl.exceptions.PolarsError as error:
         raise Unusable(f"{store.uri(inputs_key(span))} does not hold the inputs of {span.key}: {error}") from None
-    return Inputs(objects, events)
+    return Inputs(objects, events, str(about.get("requests", "")))
+
+
+def check(store: ObjectStore, span: Span, inputs: Inputs, sha256: str) -> None:
+    """Check that the requests of a span are those that its inputs were written for, by their checksum. Raises Unusable."""
+    if inputs.requests not in ("", sha256):
+        raise Unusable(f"{store.uri(span.key)} was changed after it was made: SHA-256 {sha256}, expected {inputs.requests}")
 
 
 def rows_of(store: ObjectStore, columns: Iterable[tuple[str, frozenset[str]]]) -> dict[str, int]:
@@ -241,7 +251,7 @@ _PARTS = ((OBJECTS, "key"), (EVENTS, "impression"))
 def _packed(inputs: Inputs) -> bytes:
     """One row of lists, since the two tables are of different lengths."""
     columns = [*inputs.objects.select(*OBJECTS).iter_columns(), *inputs.events.select(*EVENTS).iter_columns()]
-    return _bytes(pl.DataFrame([column.implode() for column in columns]), {"release": RELEASE})
+    return _bytes(pl.DataFrame([column.implode() for column in columns]), {"release": RELEASE, "requests": inputs.requests})
 
 
 def _bytes(rows: pl.DataFrame, about: dict[str, str]) -> bytes:
@@ -251,7 +261,8 @@ def _bytes(rows: pl.DataFrame, about: dict[str, str]) -> bytes:
     return sink.getvalue()
 
 
-def _table(store: ObjectStore, key: str) -> Stored:
+def _table(store: ObjectStore, key: str) -> tuple[pl.DataFrame, dict[str, object], str]:
+    """Return the rows of an object, what its metadata say about it, and its checksum. Raises Unusable."""
     try:
         body = store.get(key)
     except KeyError:
@@ -260,14 +271,14 @@ def _table(store: ObjectStore, key: str) -> Stored:
         table = pq.ParquetFile(pa.BufferReader(body)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Unusable(f"{store.uri(key)} cannot be read: {error}") from None
-    release = _release(table.schema.metadata or {})
-    if release != RELEASE:
+    about = _about(table.schema.metadata or {})
+    if (release := about.get("release")) != RELEASE:
         raise Unusable(f"{store.uri(key)} is of release {release!r}, expected {RELEASE!r}")
-    return Stored(pl.DataFrame(pl.from_arrow(table.replace_schema_metadata(None))), sha256([body]))
+    return pl.DataFrame(pl.from_arrow(table.replace_schema_metadata(None))), about, sha256([body])
 
 
-def _release(metadata: dict[bytes, bytes]) -> object:
-    """Return the release that an object names; None where it names none."""
-    with suppress(ValueError, AttributeError):
-        return json.loads(metadata.get(ABOUT, b"{}")).get("release")
-    return None
+def _about(metadata: dict[bytes, bytes]) -> dict[str, object]:
+    """Return what an object's metadata say about it; empty where they say nothing."""
+    with suppress(ValueError, TypeError):
+        return dict(json.loads(metadata.get(ABOUT, b"{}")))
+    return {}

@@ -184,6 +184,7 @@ class _Reader:
         for span in sorted(set(found.values())):
             try:
                 inputs, rows = counted.read_inputs(self.store, span), self.whole(span)
+                counted.check(self.store, span, inputs, self.known[span.key].sha256)
             except Unusable as error:
                 log.warning("%s: it is removed and made again", error)
                 counted.remove(self.store, span.key)

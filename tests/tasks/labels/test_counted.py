@@ -285,15 +285,24 @@ def no_json(body: bytes) -> bytes:
     return sink.getvalue()
 
 
+def fewer_rows(body: bytes) -> bytes:
+    """Return an object as it was written, without its first row."""
+    sink = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(body)).slice(1), sink)
+    return sink.getvalue()
+
+
 @pytest.mark.parametrize(
-    ("suffix", "damage"), [("", other_values), ("", no_json), (counted.INPUTS, no_json), (counted.INPUTS, None)]
+    ("suffix", "damage"),
+    [("", other_values), ("", no_json), ("", fewer_rows), (counted.INPUTS, no_json), (counted.INPUTS, None)],
 )
 def test_an_object_that_holds_something_else_is_named_and_made_again(
     caplog: pytest.LogCaptureFixture, suffix: str, damage: Any
 ) -> None:
     before, expected = looked(LATER)
     store = before.copy()
-    key = min(key for key in store.keys(counted.PREFIX) if key.endswith(counted.INPUTS) == bool(suffix))
+    # The last ones hold rows; the first hour may be one of nobody's requests.
+    key = max(key for key in store.keys(counted.PREFIX) if key.endswith(counted.INPUTS) == bool(suffix))
     rows_of = key.removesuffix(counted.INPUTS) + ".parquet"
     store.objects[key] = damage(store.objects[key]) if damage else store.objects[rows_of]
     with caplog.at_level(logging.WARNING):
