@@ -3,6 +3,7 @@
 from functools import partial
 
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun
 from prefect.logging import get_run_logger
 
@@ -14,6 +15,8 @@ from tasks.steps.step import IO_RETRIES, attempt_to_show, step
 DEPLOYMENT, DONE = "forget/forget", "Forgotten"
 RETRY_SECONDS = 600.0
 """Time after which a run that failed, or that left the rows of a cycle under way, is followed by another one."""
+LATEST_ATTEMPTS = 144
+"""Attempts, of a day, of which one that has not ended is waited for: a run whose machine is lost never ends."""
 
 
 @step("requests to be forgotten", retries=IO_RETRIES)
@@ -32,9 +35,8 @@ def _see_to(context: Context, request: ErasureRequest) -> None:
     if seconds < 0:
         return
     run = _run(request, int(seconds // RETRY_SECONDS))
-    state = run.state
-    if state and state.is_completed() and state.name == DONE:
-        removed = (state.message or "").partition("; ")[0]
+    if run.state and _has_removed(run):
+        removed = (run.state.message or "").partition("; ")[0]
         choices.end(context.store, request.model_copy(update={"noted": now, "message": removed}))
         get_run_logger().info("a user is forgotten, as they asked: %s", removed)
         return
@@ -42,13 +44,25 @@ def _see_to(context: Context, request: ErasureRequest) -> None:
 
 
 def _run(request: ErasureRequest, attempt: int) -> FlowRun:
-    """Return the run of an attempt. Its key makes it one run, however often the controller asks."""
+    """Return the run that has removed everything, else one that has not ended, else the run of this attempt.
+
+    The key of an attempt makes it one run, however often the controller asks.
+    """
     reason = "asked for on their own page"
     parameters = {"user": request.user, "by": "the user", "reason": reason, "dry_run": False}
+    latest = range(max(0, attempt - LATEST_ATTEMPTS + 1), attempt + 1)
+    keys = [f"forget {request.user} {request.time:.6f} {number}" for number in latest]
     with get_client(sync_client=True) as client:
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)))
+        for run in sorted(runs, key=_has_removed, reverse=True):
+            if _has_removed(run) or not (run.state and run.state.is_final()):
+                return run
         deployment = client.read_deployment_by_name(DEPLOYMENT)
-        key = f"forget {request.user} {request.time:.6f} {attempt}"
-        return client.create_flow_run_from_deployment(deployment.id, parameters=parameters, idempotency_key=key)
+        return client.create_flow_run_from_deployment(deployment.id, parameters=parameters, idempotency_key=keys[-1])
+
+
+def _has_removed(run: FlowRun) -> bool:
+    return bool(run.state and run.state.is_completed() and run.state.name == DONE)
 
 
 def _said(run: FlowRun) -> str:

@@ -105,6 +105,21 @@ def test_a_removal_that_leaves_rows_is_tried_again_and_names_no_version(asked: W
     assert done and "version" not in message and "2" not in message.partition(" rows")[2]
 
 
+def test_a_removal_that_takes_longer_than_the_time_to_the_next_attempt_is_waited_for(
+    asked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(runs())
+    look()
+    monkeypatch.setattr(time, "time", lambda: NOW + 1500)
+    look()
+    (run,) = runs()[: len(runs()) - before]
+    assert stands(asked) == ("the removal is queued", False)
+    assert execute(run).name == "Forgotten"
+    monkeypatch.setattr(time, "time", lambda: NOW + 2200)
+    look()
+    assert len(runs()) == before + 1 and stands(asked)[1]
+
+
 def test_a_prefect_without_the_deployment_stops_no_look(with_ada: World) -> None:
     with get_client(sync_client=True) as client:
         for deployment in client.read_deployments():
