@@ -8,7 +8,7 @@ the same rates. If each developer has a token, all users of one credential count
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -79,6 +79,11 @@ class ArmTotals:
     def counts(self) -> dict[Arm, int]:
         """Users on each arm."""
         return {arm: int(np.count_nonzero(self.during[arm]["requests"])) for arm in ARMS}
+
+    def without(self, users: np.ndarray) -> "ArmTotals":
+        """Return the totals of the test and before it without some users, as if they had made no request; `users`: a mask [U]."""
+        during = {arm: {name: np.where(users, 0.0, values) for name, values in sums.items()} for arm, sums in self.during.items()}
+        return replace(self, during=during, before={name: np.where(users, 0.0, each) for name, each in self.before.items()})
 
     def evidence(self) -> ArmEvidence:
         """Return the totals as a decision stores them."""

@@ -194,7 +194,8 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], ruling: Ruli
     for each in compared:
         if each.metric.role == "success" or each is ruling.by:
             sign = each.sign * (1 if ruling.verdict == "promote" else -1)
-            rows = each.rows.without(deciders(each.rows, count, sign, among))
+            left_out = deciders(each.rows, count, sign, among)
+            rows = compare(totals.without(left_out), each.metric, look.plan)  # anew: their answers must not stand for the others'
             others.append(look.compared(rows, each.metric, each.means, each.gain_alpha))
         else:
             others.append(each)
@@ -242,7 +243,8 @@ def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
     count = tolerated_users(totals, look.plan)
     among = totals.named
     left_out = deciders(rows, count, accepted.sign, among) | deciders(rows, count, -accepted.sign, among)
-    others = difference(rows.without(left_out), look.alpha, 2.0 * look.plan.planned_requests, last_look=True)
+    without = compare(totals.without(left_out), accepted.metric, look.plan)
+    others = difference(without, look.alpha, 2.0 * look.plan.planned_requests, last_look=True)
     return accepted.not_worse and isinstance(others, Difference) and accepted.benefit(others)[0] > -accepted.margin
 
 

@@ -35,13 +35,17 @@ def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: P
     requests = _pair(sums, denominator)
     if per == "shown" and not all(answers.any() for answers in _pair(sums, "judged")):
         requests = np.zeros_like(requests[0]), np.zeros_like(requests[1])  # an arm without an answer has no estimate
-    counted = _extended(sums, name, _counting(requests, plan)) if per == "shown" else _pair(sums, name)
+    counted = _extended(sums, name, _counting(requests, totals, plan)) if per == "shown" else _pair(sums, name)
     if plan.design == "crossover":
         return within_user(counted, requests)
     treated = (sums["challenger"]["requests"] > 0) | (totals.during["challenger"]["requests"] > 0)
     alone = np.where(totals.both, 0.0, requests[0] + requests[1])
     before = totals.before
-    earlier = extend(before[name], before["judged"], before["visible"], np.ones_like(alone)) if per == "shown" else before[name]
+    earlier = (
+        extend(before[name], before["judged"], before["visible"], (~totals.both).astype(float))
+        if per == "shown"
+        else before[name]
+    )
     return by_user(treated.astype(float), counted[0] + counted[1], alone, earlier, before[denominator])
 
 
@@ -112,10 +116,11 @@ def _pair(sums: Mapping[Arm, Sums], name: str) -> tuple[np.ndarray, np.ndarray]:
     return sums["champion"][name], sums["challenger"][name]
 
 
-def _counting(requests: tuple[np.ndarray, np.ndarray], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def _counting(requests: tuple[np.ndarray, np.ndarray], totals: ArmTotals, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """Return the weight of a request of each user and arm in the comparison, [U] each."""
     if plan.design != "crossover":
-        return np.ones_like(requests[0]), np.ones_like(requests[1])
+        alone = (~totals.both).astype(float)
+        return alone, alone
     both = np.maximum(requests[0] + requests[1], 1e-300)
     return requests[1] / both, requests[0] / both
 

@@ -246,7 +246,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 5, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 6, which this code has, found rules 1"):
         recompute(read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}))
     with pytest.raises(ValueError, match="by ada: expected one of the gate"):
         recompute(read.model_copy(update={"evidence": None, "by": "ada"}))
@@ -279,3 +279,33 @@ def test_a_look_fits_into_a_tag_of_mlflow_on_postgresql() -> None:
     look = Decision(experiment=experiment, verdict=shown, decided=NOW, by="gate")
     assert len(look.model_dump_json()) < 5000 and len(shown.metrics) == len(result.metrics) > 10
     assert shown.metrics[0].low == pytest.approx(result.metrics[0].low, rel=1e-3)
+
+
+def half_answered(users: int, rate: float, seed: int, liars: int = 0) -> dict:
+    """Users of whose 100 completions half have an answer; liars answer to 500 of 500, and accept all."""
+    rng, made = np.random.default_rng(seed), {}
+    for i in range(users):
+        shown = 500 if i < liars else 100
+        answers = shown if i < liars else int(rng.binomial(shown, 0.5))
+        accepted = answers if i < liars else int(rng.binomial(answers, rate))
+        sums = {"judged": answers, "decided": answers, "annoyed": answers - accepted, "length": 20 * answers}
+        made[f"{seed}-{i}"] = user(shown, accepted, shown=shown) | sums
+    return made
+
+
+def test_invented_users_do_not_promote_by_the_answers_that_they_lend_to_others() -> None:
+    settings = changed(planned_requests=5_000)
+    found = [
+        verdict(half_answered(60, 0.25, 2 * n), half_answered(60, 0.25, 2 * n + 1, liars=5), 10, settings) for n in range(10)
+    ]
+    assert sum(each.verdict == "promote" for each in found) <= 1, [each.reason for each in found]
+    assert any("but not without the 5 users" in each.reason for each in found)
+    better = verdict(half_answered(60, 0.25, 1), half_answered(60, 0.4, 2), 10, settings)
+    assert better.verdict == "promote", better.reason
+
+
+def test_the_answers_of_users_on_both_arms_are_no_others_answers() -> None:
+    arms = half_answered(40, 0.25, 1), half_answered(40, 0.25, 2)
+    alone = judged(arm_totals(*arms))
+    both = [{**sums, "x": user(500, accepted, shown=500)} for sums, accepted in zip(arms, (0, 500), strict=True)]
+    assert judged(arm_totals(both[0], both[1])).metrics[0].estimate == pytest.approx(alone.metrics[0].estimate)
