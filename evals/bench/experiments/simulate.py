@@ -13,7 +13,7 @@ from infra.model import time_saved
 from infra.records import Arm, ExperimentRecord, Plan, VerdictName
 from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.metrics import SUMS
-from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, TORN, UNCAPPED, ArmTotals
+from tasks.experiments.counting.totals import ARMS, CROWD, MADE, NAMED, QUARTERS, TORN, UNCAPPED, ArmTotals
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.decide import decide
 from tasks.experiments.verdict.designs import compare_rates
@@ -133,6 +133,7 @@ class Simulation:
         torn = turns * (np.arange(self.world.users) < self.world.both)[:, None]
         whole = {name: turns * (np.arange(self.world.blocks) % len(QUARTERS) == n) for n, name in enumerate(QUARTERS)}
         whole |= {TORN: torn * (self.design == "crossover"), NAMED: self.requests * self.world.named}
+        whole |= {CROWD: np.zeros_like(self.requests)}
         parts = self.halves | {name: np.stack([values, np.zeros_like(values)]) for name, values in whole.items()}
         arms = np.stack([~self.arm, self.arm])[:, None]
         sums = {}

@@ -31,10 +31,13 @@ MADE = "made"
 NAMED = "named"
 """Sum of a user's requests by a credential that sent requests for several users of the test and so could invent users."""
 QUARTERS = ("turns_0", "turns_6", "turns_12", "turns_18")
-"""Sums of the blocks of time in which a user made requests, by quarter of the day (UTC, from this hour on)."""
+"""Sums of the blocks of time in which a user made requests, by quarter of the day (UTC, from this hour on); the mean of several
+users who count as one."""
 TORN = "torn"
 """Sum of the blocks of time in which a user was served by both arms."""
-UNCAPPED = (MADE, NAMED, *QUARTERS, TORN)
+CROWD = "crowd"
+"""Sum of the requests of several users who count as one, since they have one credential."""
+UNCAPPED = (MADE, NAMED, *QUARTERS, TORN, CROWD)
 LATER, IN_BLOCK = "later_", "in_block_"
 Sums = Mapping[str, np.ndarray]
 """By name (metrics.SUMS and UNCAPPED), a sum for each user [U]."""
@@ -69,6 +72,11 @@ class ArmTotals:
     def named(self) -> np.ndarray:
         """Users whose credential could invent users, [U]."""
         return np.sum([self.during[arm][NAMED] for arm in ARMS], axis=0) > 0
+
+    @property
+    def crowds(self) -> np.ndarray:
+        """Users who stand for several users of one credential, [U]."""
+        return np.sum([self.during[arm][CROWD] for arm in ARMS], axis=0) > 0
 
     @property
     def requests(self) -> dict[Arm, int]:
@@ -198,9 +206,13 @@ def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:
 
 
 def one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
-    """Count the users of each of these credentials as one, so that invented users weigh no more than one developer."""
+    """Count the users of each of these credentials as one, so that invented users weigh no more than one developer.
+
+    The column `member` keeps the user who made the request.
+    """
     of_crowd = pl.col("credential").is_in(credentials.implode())
-    return rows.with_columns(user=pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user"))
+    one = pl.when(of_crowd).then(pl.concat_str(pl.lit("credential "), "credential")).otherwise("user")
+    return rows.with_columns(member="user", user=one)
 
 
 def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -243,20 +255,26 @@ def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.Dat
 
 
 def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
-    """Mark the first request of each turn, a user's block of time on an arm, and those by a credential of several users."""
+    """Mark the first request of each turn, a user's block of time on an arm, and those by a credential of several users.
+
+    The turns of users who count as one are those of their mean: each of them meets one version in a block, all of them both.
+    """
     quarter = (pl.col("time") % DAY // (DAY / len(QUARTERS))).cast(pl.Int64)
     rows = rows.with_columns(block=(pl.col("time") // plan.block_seconds).cast(pl.Int64))
-    rows = rows.with_columns(turn=pl.struct("user", "arm", "block").is_first_distinct())
-    turn = pl.col("turn")
-    torn = pl.struct("user", "block", "turn").is_duplicated()  # two turns in one block
+    rows = rows.with_columns(
+        turn=pl.struct("member", "user", "arm", "block").is_first_distinct(), members=pl.col("member").n_unique().over("user")
+    )
+    turn, each = pl.col("turn"), 1 / pl.col("members")
+    torn = pl.struct("member", "user", "block", "turn").is_duplicated()  # two turns in one block
     users = rows.select("credential", "user").unique().group_by("credential").len("users")
     return rows.with_columns(
         pl.lit(1.0).alias(MADE),
         pl.col("credential").is_in(users.filter(pl.col("users") > 1)["credential"].implode()).cast(pl.Float64).alias(NAMED),
-        (turn & torn).cast(pl.Float64).alias(TORN),
-        *((turn & (quarter == number)).cast(pl.Float64).alias(name) for number, name in enumerate(QUARTERS)),
+        (pl.col("members") > 1).cast(pl.Float64).alias(CROWD),
+        ((turn & torn) * each).alias(TORN),
+        *(((turn & (quarter == number)) * each).alias(name) for number, name in enumerate(QUARTERS)),
         in_block=pl.col("time") % plan.block_seconds >= plan.block_seconds / 2,
-    ).drop("block", "turn")
+    ).drop("block", "turn", "members")
 
 
 def _capped(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr]) -> pl.DataFrame:

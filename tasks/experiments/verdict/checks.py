@@ -44,10 +44,15 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
 
 
 def both_arms(totals: ArmTotals, plan: Plan) -> CheckResult:
-    """Users served by both arms; up to the bound they are left out."""
-    both, served = int(totals.both.sum()), max(sum(units(totals, plan).values()) + int(totals.both.sum()), 1)
+    """Users served by both arms; up to the bound they are left out.
+
+    Users of one credential who count as one are on both arms by their assignment, and are left out without a bound.
+    """
+    both, crowds = int((totals.both & ~totals.crowds).sum()), int((totals.both & totals.crowds).sum())
+    served = max(sum(units(totals, plan).values()) + both, 1)
     broken = both > max(1, plan.max_both_arms * served)
-    return check_result("both_arms", broken, f"{both} of {served} users were served by both arms")
+    left_out = f"; {crowds} credentials with users on both arms are left out" if crowds else ""
+    return check_result("both_arms", broken, f"{both} of {served} users were served by both arms{left_out}")
 
 
 def split(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
