@@ -2,7 +2,8 @@
 
 A place is a request whose settled text is known (tasks/labels/hindsight.py), and which is either newer than the window of the
 cycle or in a file that training never reads (bucket `held_out`). If a developer accepted the served completion, it is the settled
-text: this favours the champion, so the gate errs on the side of refusing.
+text: this favours the champion, so the gate errs on the side of refusing. Only users who are known give places
+(tasks/labels/users.py): invented ones could else steer which candidates pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ def places(
         InputChanged: a completion is no longer in its object.
     """
     rows = accounting.classified.filter(pl.col("bucket").is_in(["waiting", "held_out"]))
-    settled = rows.filter(pl.col("settled").is_not_null(), ~pl.col("redacted"))
+    admitted = rows.filter("admitted")
+    settled = admitted.filter(pl.col("settled").is_not_null(), ~pl.col("redacted"))
     truths = [truth_of(text, whole, lines) for text, whole in settled.select("settled", "settled_whole").iter_rows()]
     known = settled.with_columns(truth=pl.Series("truth", truths, pl.String)).drop_nulls("truth")
     spoken = known.filter(pl.col("language").is_in(wanted.languages)) if wanted.languages else known
@@ -44,7 +46,8 @@ def places(
     asked, silent = choose(long, count, wanted.seed), choose(quiet, round(wanted.silent * count), wanted.seed)
     chosen = pl.concat([asked, silent])
     left_out = {
-        "unsettled": rows.height - known.height,
+        "new_user": rows.height - admitted.height,
+        "unsettled": admitted.height - known.height,
         "other_language": known.height - spoken.height,
         "short": spoken.height - long.height - quiet.height,
         "more_than_asked_for": long.height + quiet.height - chosen.height,

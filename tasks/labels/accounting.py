@@ -232,7 +232,7 @@ def assign_buckets(
         ("cache_hit", pl.col("cache_hit")),
     )
     bucket = first_of(conditions, "unlabelled")
-    classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance", "admitted").sort("time", "id")
+    classified = classified.with_columns(bucket=bucket.cast(BUCKET)).drop("distance").sort("time", "id")
     return classified.with_columns(reason=pl.when(pl.col("bucket") == "quarantined").then("reason").otherwise(pl.lit("")))
 
 

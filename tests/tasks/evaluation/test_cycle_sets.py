@@ -198,6 +198,15 @@ def test_the_teams_own_set_has_places_at_which_developers_wrote_nothing(store: M
     assert nothing.places == () and nothing.left_out["other_language"] > 0
 
 
+def test_users_who_are_not_known_give_no_places(store: MemoryStore, collected: Collected) -> None:
+    user = team_places(store, collected).places[0].user
+    known = collected.accounting.classified.with_columns(admitted=pl.col("user") != user)
+    accounting = replace(collected.accounting, classified=known)
+    found = team_set.places(store, collected.plan.partitions, accounting, OWN, 100, lines=1)
+    assert found.places and user not in {place.user for place in found.places}
+    assert found.left_out["new_user"] > 0
+
+
 def test_developers_take_turns_in_a_set_that_is_smaller_than_what_they_wrote(store: MemoryStore, collected: Collected) -> None:
     found = team_places(store, collected, 4)
     assert sorted(one.user[0] for one in found.places) == ["a", "a", "b", "b"]
