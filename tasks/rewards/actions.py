@@ -5,7 +5,7 @@ A place is where a completion was asked for. The actions of one place are a grou
     served    what was shown there; the server recorded its behaviour policy; rewarded by what the developer did, then and later
     drawn     what the cycle drew from the parent, seen by nobody; rewarded by an acceptance that the cycle's own verdicts give
     silence   the empty text
-    written   the settled text, which the developer wrote; nothing sampled it
+    written   the settled text, which the developer wrote; nothing sampled it. An empty one is silence
 
 Reward, on one scale (infra.settings.reward):
 
@@ -91,7 +91,7 @@ def decide(
     Args:
         served: at most one of a place.
         drawn: draws, and the silence of their places.
-        written: places whose settled text is known.
+        written: places whose settled text is known and not empty.
         kinds: those that teach (train.actions); others are members of no group.
     """
     members = [*served, *drawn]

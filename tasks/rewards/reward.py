@@ -113,7 +113,7 @@ def reward_samples(
     sampled = rewarded.filter(pl.col("tokens") > 0)
     rows = sampled.select("id", "reward", pl.col("outcome").cast(pl.String)).iter_rows()
     served = [Action(name, "served", earned, blank=outcome == "nothing") for name, earned, outcome in rows]
-    written = frozenset(rewarded.filter(pl.col("settled_token_ids").list.len() > 0)["id"])
+    written = frozenset(rewarded.filter(_is_written())["id"])
     found = decide(served, [one.action for one in drawn], written, settings, kinds)
     of_served = sampled.select("row", advantage=pl.Series(found[: len(served)], dtype=pl.Float64))
     rewarded = rewarded.join(of_served, on="row", how="left", maintain_order="left").drop("row")
@@ -122,6 +122,13 @@ def reward_samples(
     capped, factors = cap_weights(advantages, teaching, shares, written="written" in kinds)
     pairs = zip(teaching, factors, strict=True)
     return RewardedActions(capped, tuple(row.model_copy(update={"advantage": row.advantage * factor}) for row, factor in pairs))
+
+
+def _is_written() -> pl.Expr:
+    """Whether a settled text is an action of its own. The end token alone, where the line was complete already, is silence, whose
+    reward is 0."""
+    tokens, line = pl.col("settled_token_ids").list.len(), pl.col("settled").str.split("\n").list.first()
+    return (tokens > 0) & ~((tokens == 1) & (line.str.strip_chars() == "").fill_null(False))
 
 
 def reward_totals(rewards: Sequence[float], lengths: Sequence[int], languages: Sequence[str]) -> tuple[RewardTotals, ...]:

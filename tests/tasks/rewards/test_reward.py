@@ -1,5 +1,6 @@
 """Rewards of what was shown, and the advantages of a cycle's actions, compared with values computed by hand."""
 
+import polars as pl
 import pytest
 from pydantic import ValidationError
 
@@ -78,6 +79,21 @@ def test_the_written_text_is_a_member_of_the_group() -> None:
     assert advantages(written, NO_SILENCE) == [0, 0], "a group of one served action has no variance"
     assert advantages(written) == pytest.approx([-0.25 - 0.75 / 2] * 2), "less the mean of 0.75 and of silence"
     assert advantages(written, kinds=("served",)) == pytest.approx([-0.25] * 2)
+
+
+def test_where_the_line_was_complete_the_written_text_is_silence_with_its_reward() -> None:
+    """The settled text begins with a line end, so it is trained on as the end token alone, which is the action of silence."""
+    end, texts = {"settled_token_ids": (2,), "kept_characters": 0}, ("\nreturn total\n", "\n")
+    rows = [REJECTED.model_copy(update={"completion_id": name} | end) for name in "ab"]
+    frame = sample_frame(rows).with_columns(settled=pl.Series(texts))
+    drawn = REJECTED.model_copy(update={"completion_id": "a/drawn-1", "outcome": "judged", "reward": -0.25})
+    quiet = drawn.model_copy(update={"completion_id": "a/silence", "shown_characters": 0, "reward": 0.0})
+    actions = [DrawnAction(quiet, "a", "silence", 0.9), DrawnAction(drawn, "a", "drawn", 0.125)]
+    found = reward_samples(frame, SETTINGS, {}, drawn=actions)
+    silence, wrong = (row.advantage for row in found.drawn)
+    assert silence == pytest.approx(0.9 * 0.25), "it is right there, so it becomes likelier"
+    assert wrong == pytest.approx(0.125 * (-0.25 + 0.125))
+    assert found.samples["advantage"].to_list() == pytest.approx([-0.25 + 0.125, -0.25])
 
 
 def test_kinds_that_do_not_teach_are_members_of_no_group() -> None:
