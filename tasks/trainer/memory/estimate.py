@@ -6,9 +6,9 @@ trainer: no dropout, a gated MLP, attention that keeps no scores. Imports no tor
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Literal
 
 from infra.model import adapters
@@ -84,6 +84,17 @@ class MicroBatchSize:
     tokens: int
     positions: int
     """Selected positions."""
+
+    @classmethod
+    def largest(cls, rows: Sequence[tuple[int, int]], tokens: int, positions: int) -> "MicroBatchSize":
+        """Return the largest micro-batch of rows, each its tokens and selected positions, within bounds (`positions` 0: none).
+
+        A row beyond a bound is a micro-batch by itself.
+        """
+        lengths, selected = zip(*rows, strict=True)
+        most = max(max(lengths), min(tokens, sum(lengths)))
+        densest = max(places / length for length, places in rows)
+        return cls(most, max(max(selected), min(positions or most, ceil(most * densest))))
 
 
 @dataclass(frozen=True)

@@ -255,10 +255,7 @@ def check_memory(job: Job, config: dict[str, Any], samples: Sequence[Sample], me
     Raises:
         DoesNotFit: names the need, the memory and the settings that fit.
     """
-    rows = _sizes(samples, job)
-    tokens = max(max(length for length, _ in rows), min(job.micro_batch_tokens, sum(length for length, _ in rows)))
-    densest = max(selected / length for length, selected in rows)
-    size = MicroBatchSize(tokens, min(job.micro_batch_positions or tokens, math.ceil(tokens * densest)))
+    size = MicroBatchSize.largest(_sizes(samples, job), job.micro_batch_tokens, job.micro_batch_positions)
     layout = Layout(job.tensor_parallel, job.pipeline_parallel, parallel_state.get_data_parallel_world_size())
     check_fits(parse(config, str(job.checkpoint)), job, layout, size, memory, precision.in_bfloat16(job))
 

@@ -66,6 +66,21 @@ def test_an_update_that_cannot_fit_is_refused_before_it_loads(answers):
     assert "TP 1, PP 1, DP 1 with micro-batches of" in too_little and "a process has 0.0 GB" in too_little
 
 
+@pytest.mark.parametrize(
+    ("rows", "bounds", "size"),
+    [
+        ([(100, 10)] * 50, (1000, 0), (1000, 100)),
+        ([(100, 10)] * 50, (1000, 40), (1000, 40)),
+        ([(100, 10)] * 3, (1000, 0), (300, 30)),
+        ([(100, 10), (1500, 15)], (1000, 0), (1500, 150)),
+        # The drawn texts of a place share their prompt's row, which is never divided.
+        ([(100, 10), (600, 320)], (2048, 256), (700, 320)),
+    ],
+)
+def test_the_largest_micro_batch_is_within_the_bounds_or_one_row(rows, bounds, size):
+    assert MicroBatchSize.largest(rows, *bounds) == MicroBatchSize(*size)
+
+
 @pytest.mark.parametrize(("name", "billions"), [("1.5B", 1.54), ("7B", 7.62), ("32B", 32.76)])
 def test_the_parameters_are_those_of_the_published_models(name, billions):
     assert qwen(name).parameters / 1e9 == pytest.approx(billions, abs=0.01)
