@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 from infra.model.language import language
 from infra.settings import masked
@@ -76,11 +77,12 @@ def _opened(source: str, work: Path) -> Path:
         raise NoCode(
             f"{masked(source)}: no such directory on the machine of the flow, and no address (https://..., git@HOST:PATH); {NEXT}"
         )
-    return _clone(f"file://{path.resolve()}" if bare else source, work / name_of(source))
+    work.mkdir(parents=True, exist_ok=True)
+    own = Path(mkdtemp(dir=work))  # another address may end in the same name
+    return _clone(f"file://{path.resolve()}" if bare else source, own / name_of(source))
 
 
 def _clone(address: str, folder: Path) -> Path:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     command = ("git", "clone", "--quiet", "--depth", "1", "--", address, str(folder))
     variables = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_ALLOW_PROTOCOL": PROTOCOLS}
     shown = masked(address)

@@ -184,7 +184,7 @@ def test_a_link_out_of_a_repository_is_not_read(shop: Path, tmp_path: Path) -> N
     assert "lib/link.py" not in {source.name for source in repository.read(str(shop), (), tmp_path).sources}
 
 
-def test_a_bare_repository_is_cloned(shop: Path, tmp_path: Path) -> None:
+def test_a_bare_repository_is_cloned(shop: Path, tmp_path: Path, renderer: Renderer) -> None:
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(shop))
     for words in (("init", "-q"), ("add", "lib"), ("commit", "-qm", "all")):
         subprocess.run([*git, *words], check=True)
@@ -192,6 +192,9 @@ def test_a_bare_repository_is_cloned(shop: Path, tmp_path: Path) -> None:
     subprocess.run(("git", "clone", "-q", "--bare", str(shop), str(bare)), check=True)
     found = repository.read(str(bare), ("py",), tmp_path / "work")
     assert found.name == "shop" and len(found.sources) == 12 and found.root.is_relative_to(tmp_path / "work")
+    other = repository.read(f"file://{bare}", ("py",), tmp_path / "work")
+    with pytest.raises(NoCode, match="have the same name, of shop"):
+        code.learn([found, other], ["", ""], Settings(), renderer, Redactor(), "1", 60)
 
 
 @pytest.mark.parametrize(
