@@ -78,7 +78,7 @@ def weight_shares_of(manifest: Manifest, settings: Collect) -> dict[str, float]:
     """Return the largest share of the update's weight by the field that names the group; of own code, nobody is its user."""
     if not manifest.learned:
         return weight_shares(settings)
-    return {"project": project_share(len(manifest.learned), settings)}
+    return {"project": project_share(sum(each.places > 0 for each in manifest.learned), settings)}
 
 
 def update_inputs(context: Context, wanted: Train, manifest: Manifest) -> UpdateInputs:

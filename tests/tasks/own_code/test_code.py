@@ -20,9 +20,10 @@ from tasks.own_code import code, places, repository
 from tasks.own_code.holes import holes_of
 from tasks.own_code.places import draw, share_of_file
 from tasks.own_code.repository import NoCode
+from tasks.steps.train import weight_shares_of
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.targets import taught_by
-from tests.tasks.made import sample
+from tests.tasks.made import manifest, sample
 
 SECRET = 'PASSWORD = "hunter2-Xk29fQz81LmP"'
 SERVICE, WEB = ROOT / "tests/data/code/service", ROOT / "tests/data/code/web"
@@ -128,6 +129,17 @@ def test_no_file_and_no_repository_has_more_than_its_share(shop: Path, tmp_path:
         weights[row.project] += len(row.settled_token_ids) * row.settled_weight
     assert set(of_project) == {"shop", "web", "service"}
     assert max(of_project.values()) <= 0.4 * len(found) + 1e-9 and max(weights.values()) <= 0.401 * sum(weights.values())
+
+
+def test_a_repository_without_a_position_asks_for_no_share_of_the_update(shop: Path, tmp_path: Path, renderer: Renderer) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name in "ab":
+        (keys / f"{name}.py").write_text(f"{body(name, 3)}\n\n{SECRET}\n")
+    found = learned([shop, keys], renderer, max_project_share=0.4)
+    assert [one.places > 0 for one in found.repositories] == [True, False]
+    sealed = manifest("cycle-000001").model_copy(update={"learned": found.repositories})
+    assert weight_shares_of(sealed, Collect(max_project_share=0.4)) == {"project": 1.0}
 
 
 @pytest.mark.parametrize(("files", "share"), [(1, 1.0), (2, 1.0), (4, 0.5), (20, 0.1), (500, 0.1)])
