@@ -23,7 +23,7 @@ from tasks.trainer.model.process_group import Parallel, start, stop
 from tasks.trainer.update import ppo
 from tests.tasks.trainer import adapters, learning, memory, parity, refusals, state
 from tests.tasks.trainer.models import OTHERS, samples, tiny
-from tests.tasks.trainer.trained_models import JOB, LAYOUTS, SHARING, VARIANTS, Variant, restart, write_job
+from tests.tasks.trainer.trained_models import JOB, LAYOUTS, SHARING, VARIANTS, Variant, restart, trained_model, write_job
 
 Models = Mapping[str, PreTrainedModel]
 ADAPTED = ("tensor and pipeline", "one, selective", "tensor, sequence, full", "data and pipeline, distributed, full")
@@ -133,11 +133,12 @@ def in_layout(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, stat
     }
     if distributed:
         return of_state | {"stays": memory.check_stays()}
+    trained = trained_model(directory, parallel)
     return of_state | {
         "logprobs": parity.check_logprobs(directory, model, parallel),
         "round_trip": parity.check_round_trip(directory, parallel),
         "gradients": {
-            objective: parity.check_gradients(directory, model, parallel, JOB.model_copy(update=changes))
+            objective: parity.check_gradients(directory, model, trained, JOB.model_copy(update=changes))
             for objective, changes in parity.OBJECTIVES.items()
         },
         "refusals": refusals.check_refusals(directory, model, parallel),

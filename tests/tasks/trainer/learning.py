@@ -39,10 +39,14 @@ CAPPED_JOB = JOB.model_copy(
 )
 """An update from settled text alone, by its likelihood."""
 USERS = ("likely", "honest", "other", "repeated")
+ROUNDS, LATEST, LEARNT = 60, 3, 0.97
+"""Most rounds of a bandit, the number of latest ones over which its reward is averaged, and the mean at which it ends."""
 
 
 def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[str, float]:
-    """Reward 1 for repeating the prompt's last token, 0 otherwise; return mean rewards of the first and last rounds, CPU-seconds.
+    """Reward 1 for repeating the prompt's last token, 0 otherwise, until that is learnt or all rounds are over.
+
+    Returns the mean rewards of the first and last rounds, and CPU-seconds.
 
     `group`: number of completions of each prompt, which are then a group; of 1, each is compared with all others.
     """
@@ -60,7 +64,9 @@ def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[st
     }
     job = JOB.model_copy(update=changes)
     generator, rewards = torch.Generator().manual_seed(0), []
-    for number in range(60):
+    for number in range(ROUNDS):
+        if math.fsum(rewards[-LATEST:]) > LEARNT * LATEST:
+            break
         random_prompts = torch.randint(16, (128 // group, 4), generator=generator).tolist()
         prompts = [prompt for prompt in random_prompts for _ in range(group)]
         placeholders = [_bandit_sample(prompt, 0, 0.0, 0.0) for prompt in prompts]
@@ -81,7 +87,8 @@ def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[st
         ]
         with suppress(safety.HarmfulUpdate):  # all completions are right, so all advantages are 0
             ppo.update(trained, rows, job.model_copy(update={"seed": number}), NO_POLICIES, LogitScale(0.0))
-    return {"first": sum(rewards[:3]) / 3, "last": sum(rewards[-3:]) / 3, "seconds": time.process_time() - start}
+    first, last = (math.fsum(some) / LATEST for some in (rewards[:LATEST], rewards[-LATEST:]))
+    return {"first": first, "last": last, "seconds": time.process_time() - start}
 
 
 def _bandit_sample(prompt: list[int], token: int, logprob: float, advantage: float) -> Sample:

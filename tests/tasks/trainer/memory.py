@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from infra.model.architectures import parse
+from infra.records import Sample
 from tasks.trainer.memory.estimate import Layout, Means, Memory, MicroBatchSize, Trained, estimate
 from tasks.trainer.memory.fit import DoesNotFit
 from tasks.trainer.update import ppo
@@ -131,11 +133,17 @@ def stepped(config: dict[str, Any], bf16: bool, means: Means, rank: int = 0) -> 
     optimization = Optimization(1e-4, bf16=bf16, distributed=means.distributed, adapter_rank=rank)
     trained = TrainedModel(config, Parallel(), optimization, recompute=means.recompute)
     trained.make_optimizer()
-    row = samples(tiny(), drift=0.0, count=1)[0]
-    tokens = {"prompt_token_ids": (1,) * PROMPT, "token_ids": (2,) * COMPLETION, "logprobs": (-1.0,) * COMPLETION}
-    (batch,) = micro_batches([row.model_copy(update=tokens)], range(1), 1 << 20)
+    (batch,) = micro_batches([long_sample()], range(1), 1 << 20)
     trained.step(STEP, [batch], (1, batch.tokens.numel()), 1e-4)
     return trained, batch
+
+
+@cache
+def long_sample() -> Sample:
+    """Return a sample of PROMPT and COMPLETION tokens."""
+    row = samples(tiny(), drift=0.0, count=1)[0]
+    tokens = {"prompt_token_ids": (1,) * PROMPT, "token_ids": (2,) * COMPLETION, "logprobs": (-1.0,) * COMPLETION}
+    return row.model_copy(update=tokens)
 
 
 def planned_for(config: dict[str, Any], batch: MicroBatch, bf16: bool, means: Means, rank: int = 0) -> Memory:

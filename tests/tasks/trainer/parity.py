@@ -89,10 +89,10 @@ def check_logprobs(directory: Path, model: PreTrainedModel, parallel: Parallel) 
 
 def check_parity(directory: Path, model: PreTrainedModel, variant: Variant) -> dict[str, Any]:
     """Compare log-probabilities, and the plain objective's gradient and one step along it, in Hugging Face's layout."""
-    means = {"distributed": variant.distributed, "recompute": variant.recompute}
-    exact = largest_gap(trained_model(directory, variant.parallel, **means), model, samples(model, drift=0.0))
-    gradients = check_gradients(directory, model, variant.parallel, JOB, **means)
-    return {"logprobs": exact, "gradients": gradients, "step": check_step(directory, model, variant.parallel, **means)}
+    trained = trained_model(directory, variant.parallel, distributed=variant.distributed, recompute=variant.recompute)
+    exact = largest_gap(trained, model, samples(model, drift=0.0))
+    gradients = check_gradients(directory, model, trained, JOB)
+    return {"logprobs": exact, "gradients": gradients, "step": check_step(directory, model, trained)}
 
 
 def once(directory: Path, name: str, compute: Callable[[], Any]) -> Any:
@@ -105,37 +105,47 @@ def once(directory: Path, name: str, compute: Callable[[], Any]) -> Any:
     return torch.load(file, weights_only=False)
 
 
-def stepped(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights after one step of torch's AdamW along the plain objective's gradient."""
-    rows, other = samples(model, drift=0.4), copy.deepcopy(model)
-    prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
-    optimizer = torch.optim.AdamW(other.parameters(), JOB.learning_rate, (0.9, 0.95), weight_decay=0.0)
-    reference_loss(other, rows, JOB, prompted).loss.backward()
-    torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
-    optimizer.step()
-    return {name: tensor.detach() for name, tensor in other.named_parameters()}
-
-
-def check_step(directory: Path, model: PreTrainedModel, parallel: Parallel, **means: Any) -> float:
-    """Return the relative difference of the weights' change in one optimizer step from that of torch's AdamW."""
-    rows = samples(model, drift=0.4)
-    trained = trained_model(directory, parallel, **means)
+def check_step(directory: Path, model: PreTrainedModel, trained: TrainedModel) -> float:
+    """Return the relative difference of the weights' change, in one step along the gradient that `check_gradients` has left, from
+    that of torch's AdamW along the plain objective's."""
     before = weights_of(trained)
-    older = [i for i, s in enumerate(rows) if s.policy_version == OLDER]
-    policies = FixedPolicies(proximal_logprobs(trained, rows, older, JOB), synthetic_reference(rows))
-    own = range(parallel_state.get_data_parallel_rank(), len(rows), parallel_state.get_data_parallel_world_size())
-    batches = micro_batches(rows, own, 128, policies, JOB.context_tokens, settled=True)
-    trained.step(ppo.objective_step(JOB, LogitScale(0.0)), batches, (1, 128), JOB.learning_rate)
-    expected = once(directory, "stepped", lambda: stepped(model))
+    trained.apply(JOB.learning_rate)
+    expected = once(directory, "stepped", lambda: stepped(model, plain_reference(directory, model, JOB)[1]))
     moved = {name: (tensor - before[name], expected[name] - before[name]) for name, tensor in weights_of(trained).items()}
     apart = sum((ours - theirs).square().sum().item() for ours, theirs in moved.values())
     return (apart / sum(theirs.square().sum().item() for _, theirs in moved.values())) ** 0.5
 
 
-def plain_gradients(
-    model: PreTrainedModel, rows: list[Sample], job: Job
-) -> tuple[Expected, dict[str, torch.Tensor], torch.Tensor]:
-    """Return the plain objective with its gradients by tensor, and that of the logarithm of the logits' scale."""
+def stepped(model: PreTrainedModel, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights after one step of torch's AdamW along these gradients."""
+    other = copy.deepcopy(model)
+    for name, parameter in other.named_parameters():
+        parameter.grad = gradients[name].clone()
+    optimizer = torch.optim.AdamW(other.parameters(), JOB.learning_rate, (0.9, 0.95), weight_decay=0.0)
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+    optimizer.step()
+    return {name: tensor.detach() for name, tensor in other.named_parameters()}
+
+
+Reference = tuple[Expected, dict[str, torch.Tensor], torch.Tensor]
+"""The plain objective, its gradients by tensor, and that of the logarithm of the logits' scale."""
+
+
+def plain_reference(directory: Path, model: PreTrainedModel, job: Job) -> Reference:
+    """Return the plain objective of a saved model with its gradients, computed once for all layouts."""
+    name = hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:12]
+    return once(directory, name, lambda: plain_gradients(model, rows_for(model, job), job))
+
+
+def rows_for(model: PreTrainedModel, job: Job) -> list[Sample]:
+    """Return the samples of a job: with settled text and drawn texts where it names an option of theirs."""
+    rows = samples(model, drift=0.4)
+    rows = with_settled_text(rows) if "settled_weight" in job.model_fields_set else rows
+    return with_drawn_texts(model, rows) if "actions" in job.model_fields_set else rows
+
+
+def plain_gradients(model: PreTrainedModel, rows: list[Sample], job: Job) -> Reference:
+    """Return the plain objective with its gradients."""
     prompted = [context_positions(sample, JOB.context_tokens) for sample in rows]
     scale = torch.zeros((), requires_grad=True)
     expected = reference_loss(model, rows, job, prompted, scale)
@@ -151,19 +161,13 @@ def main_gradient(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.main_grad if shared is None else shared.whole(shared.own(parameter.main_grad), parameter)
 
 
-def check_gradients(
-    directory: Path, model: PreTrainedModel, parallel: Parallel, job: Job, bf16: bool = False, **means: Any
-) -> dict[str, float]:
-    """Compare the PPO gradient with autograd over transformers: largest relative error of a tensor, loss, clipped tokens."""
-    rows = samples(model, drift=0.4)
-    if "settled_weight" in job.model_fields_set:
-        rows = with_settled_text(rows)
-    if "actions" in job.model_fields_set:
-        rows = with_drawn_texts(model, rows)
-    name = hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:12]
-    expected, expected_gradients, scale_gradient = once(directory, name, lambda: plain_gradients(model, rows, job))
+def check_gradients(directory: Path, model: PreTrainedModel, trained: TrainedModel, job: Job) -> dict[str, float]:
+    """Compare the PPO gradient with autograd over transformers: largest relative error of a tensor, loss, clipped tokens.
 
-    trained = trained_model(directory, parallel, bf16, **means)
+    The trained model keeps the gradient and takes no step, so that many objectives can share it.
+    """
+    rows = rows_for(model, job)
+    expected, expected_gradients, scale_gradient = plain_reference(directory, model, job)
     # Before the first step, both kinds of proximal policy are the current weights.
     recomputed = [i for i, s in enumerate(rows) if s.policy_version == OLDER or job.recomputed == "all"]
     policies = FixedPolicies(proximal_logprobs(trained, rows, recomputed, job), synthetic_reference(rows))
@@ -288,7 +292,7 @@ def check_device(directory: Path, model: PreTrainedModel) -> dict[str, Any]:
     return {
         "device": next(trained.megatron.parameters()).device.type,
         "backend": dist.get_backend(),
-        "gradients": check_gradients(directory, model, Parallel(), JOB, bf16=True),
+        "gradients": check_gradients(directory, model, trained_model(directory, Parallel(), bf16=True), JOB),
     }
 
 

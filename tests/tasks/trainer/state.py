@@ -195,7 +195,7 @@ def check_frozen(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel, b
     trained = TrainedModel(config, parallel, optimization)
     trained.make_optimizer()
     before = {name: tensor.clone() for name, tensor in full_weights(trained.megatron)}
-    ppo.update(trained, samples(model, drift=0.0), JOB.model_copy(update={"minibatch": 6}), NO_POLICIES, LogitScale(0.0))
+    ppo.update(trained, samples(model, drift=0.0), FIRST, NO_POLICIES, LogitScale(0.0))
     moved = {name for name, tensor in full_weights(trained.megatron) if not torch.equal(tensor, before[name])}
     kept = {name for name in before if name == "model.embed_tokens.weight" or name.startswith("model.layers.0.")}
     return {
