@@ -230,8 +230,10 @@ async def _outcome(client: EditorClient, pause: Pause, pin: Pin, tally: Tally) -
         tally.add(user, version, requests=1, errors=1)
         return None
     outcome, choice = pause.answer(answer.text)
+    file, truth, before = pause.position.file, pause.position.truth, last_lines(pause.prefix)
     if choice is None:
         tally.add(user, version, requests=1, nothing=1)
+        tally.keep(Example(user, version, file, before, "", truth, False, "nothing"))  # another pin may show something here
         return outcome, answer.completion_id
     accepted, text = choice.accepted, outcome.shown
     tally.add(
@@ -242,6 +244,5 @@ async def _outcome(client: EditorClient, pause: Pause, pin: Pin, tally: Tally) -
         accepted_characters=len(text) * accepted,
         kept_characters=outcome.kept * accepted,
     )
-    file, truth, before = pause.position.file, pause.position.truth, last_lines(pause.prefix)
     tally.keep(Example(user, version, file, before, text, truth, accepted, choice.opinion.reason))
     return outcome, answer.completion_id

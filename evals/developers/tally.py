@@ -82,7 +82,7 @@ def costs(seen: Seen) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Example:
-    """One suggestion for a report."""
+    """One suggestion for a report; of a paired run, also a position at which nothing was shown."""
 
     user: str
     version: str

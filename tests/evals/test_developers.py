@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evals.compare.gains import by_user
+from evals.demo.comparison import changes
 from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings, code_from, measure, run
 from evals.developers.live_session import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
@@ -45,12 +46,12 @@ CODE = Code(
 class Server:
     """Serves a text for each prompt, by a seeded rule, and stores the requests and events."""
 
-    def __init__(self, delay: float = 0.0, broken: float = 0.0) -> None:
+    def __init__(self, delay: float = 0.0, broken: float = 0.0, nothing: str = "") -> None:
         self.requests: list[tuple[dict, dict]] = []
         self.events: list[tuple[dict, dict]] = []
         self.native: list[dict] = []
         self.disconnects = 0
-        self._delay, self._broken = delay, broken
+        self._delay, self._broken, self._nothing = delay, broken, nothing
 
     def text(self, sent_prompt: str, version: str) -> str:
         rng = random.Random(version + sent_prompt)
@@ -67,7 +68,8 @@ class Server:
         version = headers.get("X-Tabloop-Version", "1")
         if random.Random(body["prompt"]).random() < self._broken:
             return web.json_response({"error": {"message": "no engine"}}, status=503)
-        text, name = self.text(body["prompt"], version), f"cmpl-{zlib.crc32(body['prompt'].encode())}"
+        text = "" if version == self._nothing else self.text(body["prompt"], version)
+        name = f"cmpl-{zlib.crc32(body['prompt'].encode())}"
         if not body.get("stream"):
             return web.json_response({"id": "c", "choices": [{"text": text}]}, headers={"X-Tabloop-Version": version})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Tabloop-Version": version})
@@ -347,6 +349,15 @@ async def test_each_version_is_measured_with_the_same_developers_at_the_same_pos
     assert abs(base_accepted - paired.tallies[0].total.accepted) < 8
     assert all(0.01 <= o.accepted <= 0.99 for pair in paired.pairs for o in pair.outcomes if o.shown)
     assert paired.tallies[1].total.requests == 200
+
+
+async def test_a_position_at_which_one_version_shows_nothing_is_a_gain_of_the_other():
+    async with Server(nothing="1").running() as address:
+        paired = await measure(RunSettings(address=address, users=30, seed=3), CODE, [Pin("1"), Pin("2")], 100)
+    accepted = paired.tallies[1].total.accepted
+    assert paired.tallies[0].total.nothing == 100 and accepted > 10
+    assert changes(paired).gains == pytest.approx(accepted, abs=2), "a place that two positions share counts once"
+    assert all(not example.base and example.champion_accepted for example in changes(paired).examples)
 
 
 async def test_a_position_without_a_response_of_one_version_is_dropped_for_every_version():
