@@ -15,9 +15,11 @@ from evals.compare.in_process import InProcess
 from infra import settings as configuration
 from infra.redaction.redactor import Redactor
 from infra.settings import Settings
+from infra.storage.store import sha256
 from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.heldout import sets
 from tasks.evaluation.heldout.build import build
+from tasks.evaluation.models.base import weights_sha256
 from tasks.evaluation.models.completions import set_of
 from tasks.evaluation.scoring import Contestant, ScoredModels, score_models
 from tasks.own_code import code, repository
@@ -26,8 +28,8 @@ from tasks.own_code.report import Report, gains
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.run import write_job
 
-RESULT, DONE = "result.json", "trained.json"
-"""The reports, and the job of an update that has ended: a second call with the same samples does not train again."""
+RESULT, DONE = "result.json", "trained.sha256"
+"""The reports, and the checksum of the inputs of an update that has ended: a call with the same ones does not train again."""
 
 
 def study(
@@ -62,15 +64,7 @@ def _learn(
     settings, base = code.training_settings(settings), configuration.path(settings.model.base)
     renderer = update.renderer_of(base, settings.model)
     learned = code.learn([read], [""], settings, renderer, Redactor(), "0", count)
-    folder.mkdir(parents=True, exist_ok=True)
-    samples = folder / "samples.parquet"
-    job = write_job(folder, base, samples, "0", settings.train)
-    if trained_on(folder) == (learned.samples, job.read_text()):
-        candidate = folder / CHECKPOINT_NAME
-    else:
-        samples.write_bytes(learned.samples)
-        candidate = update.train(job, settings.train)
-        (folder / DONE).write_text(job.read_text())
+    candidate = trained(learned.samples, base, settings, folder)
     scored, verdict = _scored(settings, learned, base, candidate)
     rows = {name: [asdict(row) for row in scores.by_position] for name, scores in scored.scores.items()}
     evaluation: Mapping[str, Any] = {"positions": rows["candidate"], "champion_positions": rows["champion"]}
@@ -79,10 +73,21 @@ def _learn(
     return report.values()
 
 
-def trained_on(folder: Path) -> tuple[bytes, str] | None:
-    """Return the samples and the job of the checkpoint in a folder; None where no update has ended."""
-    done = folder / DONE
-    return ((folder / "samples.parquet").read_bytes(), done.read_text()) if done.exists() else None
+def trained(samples: bytes, base: Path, settings: Settings, folder: Path) -> Path:
+    """Return the checkpoint of an update of the base on samples: the one in the folder, if it was made of these, or a new one.
+
+    Raises TrainingFailed where the trainer failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file, done = folder / "samples.parquet", folder / DONE
+    job = write_job(folder, base, file, "0", settings.train)
+    made_of = sha256([samples, job.read_bytes(), weights_sha256(base).encode()])
+    if not done.exists() or done.read_text() != made_of:
+        done.unlink(missing_ok=True)  # a call that is killed from here on leaves no checkpoint that counts
+        file.write_bytes(samples)
+        update.train(job, settings.train)
+        done.write_text(made_of)
+    return folder / CHECKPOINT_NAME
 
 
 def _scored(settings: Settings, learned: LearnedCode, base: Path, candidate: Path) -> tuple[ScoredModels, str]:
