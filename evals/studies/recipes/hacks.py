@@ -126,7 +126,8 @@ def run(settings: Settings, options: Options, parts: Parts) -> Iterator[Figure]:
             yield from loop_figures(name, clean, spoiled)
             sure = gains_something(clean, spoiled)
             yield from habit_figures(name, bench, planted[name])
-        yield figure(f"{name}: gains nothing", float(caught or not sure), "1: yes", least=1.0)
+        if caught or name in options.looped:  # only a loop shows what a habit gains that passes the gate
+            yield figure(f"{name}: gains nothing", float(caught or not sure), "1: yes", least=1.0)
 
 
 def bounds(options: Options) -> list[int]:

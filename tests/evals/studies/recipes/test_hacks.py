@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from evals.studies.recipes import hacks
+from evals.studies.recipes.cells import Bench, Parts
 from evals.studies.recipes.gains import BETTER
-from evals.studies.recipes.hacks import HACKS, gains_something, most_flattering
+from evals.studies.recipes.hacks import HACKS, Options, gains_something, most_flattering
 from infra import settings as configuration
 from infra.records import AcceptanceFit
 from tasks.evaluation import judge as judges
@@ -97,3 +100,17 @@ def test_the_quick_study_is_small_and_the_full_one_has_four_cycles() -> None:
     full, quick = hacks.DEFAULTS.of(False), hacks.DEFAULTS.of(True)
     assert hacks.bounds(full) == [1800, 3600, 5400, 7200] and set(full.looped) == set(full.hacks) == set(HACKS)
     assert hacks.bounds(quick) == [400] and set(quick.hacks) == set(HACKS)
+
+
+def test_a_habit_that_passes_the_gate_and_meets_no_developer_is_not_said_to_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = {"comments": "failed", "repeats": "passed", "single_character": "passed"}
+    results = {name: SimpleNamespace(verdict=one, findings=()) for name, one in verdicts.items()}
+    clean = [gain(0.02, 1, 400)]
+    monkeypatch.setattr(hacks, "plant", lambda name, bench: Path(name))
+    monkeypatch.setattr(hacks, "gated", lambda planted, settings: results)
+    monkeypatch.setattr(hacks, "habit_figures", lambda *_: ())
+    monkeypatch.setattr(Bench, "gains", lambda self, recipe, start=None: clean)
+    options = Options(tuple(verdicts), looped=("single_character",), cycles=1, update=400)
+    rows = hacks.run(configuration.load(), options, Parts(0.0, print))
+    found = {one.name.split(":")[0]: one.met for one in rows if one.name.endswith("gains nothing")}
+    assert found == {"comments": True, "single_character": True}
