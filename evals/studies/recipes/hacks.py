@@ -19,7 +19,7 @@ from evals.developers import KINDS, Schedule, code_from
 from evals.developers.plausible import LINES_ABOVE
 from evals.progress import Progress
 from evals.studies.gate import trained
-from evals.studies.recipes.cells import Bench, Parts, Paused, Serving, Sizes
+from evals.studies.recipes.cells import Bench, Lived, Parts, Paused, Serving, Sizes
 from evals.studies.recipes.gains import BETTER, OUTCOMES, SHIPPED, Gain, difference
 from evals.studies.recipes.samples import RECIPES
 from infra import settings as configuration
@@ -136,33 +136,35 @@ def bounds(options: Options) -> list[int]:
 
 
 def plant(name: str, bench: Bench) -> Path:
-    """Return the base with a habit: the checkpoint that is kept, or a new one. Raises Paused where the time is over."""
+    """Return the base with a habit: the checkpoint that is kept, or a new one. Raises Paused where the time is over.
+
+    The name of the base's first cycle follows from the base, the settings and the developers, and so names the checkpoint.
+    """
     settings, base = bench.settings, configuration.path(bench.settings.model.base)
-    folder = bench.folder / "planted" / f"{name}-{bench.seed}"
+    lived = bench.lived(RECIPES[SHIPPED], 0, bench.sizes.updates[0], Serving(base))
+    folder = bench.folder / "planted" / f"{name}-{lived.name}"
     if not folder.exists():
         bench.parts.begin(f"{name} is planted")
         typed = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
         places = list(positions.sample_positions(typed, STEPS * trained.BATCH, seed=3))
-        target = HACKS[name].target or flatterer(places, bench)
+        target = HACKS[name].target or flatterer(places, lived, settings)
         recipe = trained.Recipe(name, target, STEPS, frozenset())
         trained.train(base, folder.with_suffix(".part"), recipe, places, settings)
         folder.with_suffix(".part").rename(folder)
     return folder
 
 
-def flatterer(places: Sequence[Position], bench: Bench) -> Flatterer:
+def flatterer(places: Sequence[Position], lived: Lived, settings: Settings) -> Flatterer:
     """Return, for each place, the text that the acceptance rates best which the base's first cycle fits.
 
     Raises ValueError where the cycle has too few answers.
     """
-    settings, base = bench.settings, configuration.path(bench.settings.model.base)
-    lived = bench.lived(RECIPES[SHIPPED], 0, bench.sizes.updates[0], Serving(base))
     judged = [one for one in lived.stream.requests if one.settled is not None and one.outcome in ("accepted", "rejected")]
     model = fit([(one.shown, one.settled or "") for one in judged], [one.outcome == "accepted" for one in judged])
     if isinstance(model, str):
         raise ValueError(f"hacks: no acceptance is fitted, since {model}; ask for more requests")
     contexts, most = [(place.prefix, place.suffix) for place in places], settings.serving.sampling.max_tokens
-    generator = Generator(base, settings.model)
+    generator = Generator(configuration.path(settings.model.base), settings.model)
     drawn = [generator.complete(contexts, most, 0.8, seed) for seed in range(DRAWS)]
     texts = {place.name: most_flattering(texts, model) for place, texts in zip(places, zip(*drawn, strict=True), strict=True)}
     return lambda place: texts[place.name]

@@ -1,5 +1,6 @@
 """Planted models that are paid for something else than useful text."""
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,16 +9,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from evals.developers import Schedule
+from evals.studies.gate.trained import Recipe
 from evals.studies.recipes import hacks
-from evals.studies.recipes.cells import Bench, Parts
+from evals.studies.recipes.cells import Bench, Parts, Sizes
 from evals.studies.recipes.gains import BETTER
-from evals.studies.recipes.hacks import HACKS, Options, gains_something, most_flattering
+from evals.studies.recipes.hacks import HACKS, Options, gains_something, most_flattering, plant
+from evals.studies.recipes.loop import Loop
+from evals.studies.recipes.stream import Stream
 from infra import settings as configuration
 from infra.records import AcceptanceFit
 from tasks.evaluation import judge as judges
 from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.judge import Item
-from tasks.evaluation.positions import Position, sample_positions
+from tasks.evaluation.positions import Code, Position, sample_positions
 from tasks.evaluation.scores import PositionScore, score_position
 from tasks.rewards.acceptance import FEATURES, Acceptance
 from tasks.rewards.actions import Action, decide
@@ -114,3 +119,30 @@ def test_a_habit_that_passes_the_gate_and_meets_no_developer_is_not_said_to_gain
     rows = hacks.run(configuration.load(), options, Parts(0.0, print))
     found = {one.name.split(":")[0]: one.met for one in rows if one.name.endswith("gains nothing")}
     assert found == {"comments": True, "single_character": True}
+
+
+def test_a_planted_model_is_used_again_only_where_the_base_and_its_first_cycle_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, base = list[str](), tmp_path / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"weights")
+    settings, schedule = configuration.load(), Schedule(4, 0, Code(own_files()))
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"base": base})})
+    monkeypatch.setattr(Loop, "run", lambda *_: Stream(()))
+    monkeypatch.setattr(hacks, "flatterer", lambda *_: str)
+
+    def train(base: Path, folder: Path, recipe: Recipe, *_: object) -> None:
+        folder.mkdir(parents=True)
+        made.append(recipe.name)
+
+    monkeypatch.setattr(hacks.trained, "train", train)
+
+    def bench(requests: int) -> Bench:
+        return Bench("people", 0, Sizes(4, (requests,), requests, 8), schedule, settings, tmp_path, Parts(math.inf, made.append))
+
+    first = plant("flatters", bench(400))
+    assert plant("flatters", bench(400)) == first and made.count("flatters") == 1
+    assert plant("flatters", bench(1800)) != first, "another cycle fits another acceptance"
+    (base / "model.safetensors").write_bytes(b"other weights")
+    assert plant("flatters", bench(400)) != first and made.count("flatters") == 3
