@@ -39,7 +39,7 @@ class Outcome:
     per: str = "requests"
     """Divides it: requests, or another key of Sums.values."""
     scale: float = 1.0
-    """Times the ratio gives the unit; 0: percent of the base's."""
+    """Times the ratio gives the unit; 0: percent of that before, which is the base's but where two recipes are compared."""
     more: bool = True
     """More is better."""
 
@@ -174,10 +174,10 @@ def against(runs: Runs, recipe: str, other: str, label: str = "") -> Iterator[Fi
         for outcome in OUTCOMES:
             value, width = over_seeds(before, after, outcome)
             lows[outcome.key] = value - width
-            worst = 0.0 if shipped and outcome.key in JUDGED else None
-            yield figure(f"{name}, {outcome.name}", value, outcome.unit)
-            yield bound(f"{name}, {outcome.name}, low", value - width, outcome.unit)
-            yield bound(f"{name}, {outcome.name}, high", value + width, outcome.unit, least=worst)
+            worst, unit = 0.0 if shipped and outcome.key in JUDGED else None, outcome.unit if outcome.scale else f"% of {other}'s"
+            yield figure(f"{name}, {outcome.name}", value, unit)
+            yield bound(f"{name}, {outcome.name}, low", value - width, unit)
+            yield bound(f"{name}, {outcome.name}, high", value + width, unit, least=worst)
         if shipped and ground == "later":
             sure = float(any(lows[key] > 0 for key in BETTER))
             yield bound(f"{name}, surely better in time saved or kept characters", sure, "1: yes", least=1.0)

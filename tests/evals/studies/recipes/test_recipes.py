@@ -200,6 +200,13 @@ def test_the_shipped_recipe_must_be_surely_better_than_the_written_text_and_wors
     assert all("later after 7200" in row.name for row in against(more, SHIPPED, "written"))
 
 
+def test_a_difference_between_two_recipes_is_in_percent_of_the_other_recipe() -> None:
+    rows = {row.name: row for row in against({SHIPPED: {0: [gain(0.1, 1)]}, "written": {0: [gain(0.1, 2)]}}, SHIPPED, "written")}
+    kept = rows[f"{SHIPPED} above written: later after 7200, kept characters"]
+    assert kept.unit == "% of written's" and rows[f"{kept.name}, low"].unit == kept.unit
+    assert rows[f"{SHIPPED} above written: later after 7200, accepted"].unit == "points"
+
+
 @pytest.mark.parametrize(("change", "met"), [(0.02, True), (0.005, False)])
 def test_with_plain_developers_the_shipped_recipe_must_gain_two_points(change: float, met: bool) -> None:
     assert all(row.met for row in figures({SHIPPED: {0: [gain(change, 1)]}}, "plain abc")) == met
