@@ -8,6 +8,7 @@ stack's own engine.
 
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
@@ -82,8 +83,12 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
 
 
 def compared(name: str, planned: float, measured: float) -> Figure:
-    """Return by which factor a number of the plan and a measured one differ, the larger over the smaller."""
-    return figure(f"{name}.apart", max(planned / measured, measured / planned), "times", most=APART)
+    """Return by which factor a number of the plan and a measured one differ, the larger over the smaller.
+
+    It is infinite where nothing was measured: a small cost less that of the idle app can be below zero.
+    """
+    apart = max(planned / measured, measured / planned) if measured > 0 else math.inf
+    return figure(f"{name}.apart", apart, "times", most=APART)
 
 
 async def completion_cpu(settings: Settings, folder: Path, quick: bool) -> list[Figure]:

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import math
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from evals.bench.capacity import compared
 from evals.bench.figures import Bench, Figure, Size, bound, figure, read, reported, write
 from evals.bench.rigs.apps import WITHOUT_ENGINES
 from evals.bench.serving import median_figures
@@ -156,3 +158,12 @@ def test_one_disturbed_block_moves_neither_the_median_nor_its_bounds() -> None:
 def test_the_error_names_the_unknown_benchmark_and_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "nothing"]) == 2
     assert "nothing" in (output := capsys.readouterr().err) and all(name in output for name in KNOWN)
+
+
+NOT_MEASURED = [(0.0, math.inf, False), (-0.1, math.inf, False)]
+
+
+@pytest.mark.parametrize(("measured", "apart", "met"), [(2.0, 1.0, True), (1.0, 2.0, False), *NOT_MEASURED])
+def test_a_cost_that_is_lost_in_the_noise_does_not_meet_the_plan(measured: float, apart: float, met: bool) -> None:
+    found = compared("capacity.event_alone_cpu", 2.0, measured)
+    assert (found.value, found.met) == (apart, met)
