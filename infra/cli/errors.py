@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 DONE, NO, WRONG_USE, NOT_READY, INTERRUPTED, READER_GONE = 0, 1, 2, 3, 130, 141
 """Exit codes: what was asked is done; the answer is no, or a target is missed; wrong usage or settings; a server or part does not
@@ -21,6 +22,7 @@ CODES = {
     "infra.storage.store.ConditionalPutsIgnored": WRONG_USE,
     "infra.storage.store.Refused": WRONG_USE,
     "infra.storage.store.Unreachable": NOT_READY,
+    "tasks.evaluation.models.base.NoWeights": WRONG_USE,
     "tasks.experiments.reports.explain.UnknownVersion": NO,
     "tasks.experiments.reports.export.NotExported": NO,
     "tasks.experiments.reports.recompute.NoDecision": NO,
@@ -48,6 +50,14 @@ class Failed(Exception):
     def __init__(self, message: str, code: int = NO) -> None:
         super().__init__(message)
         self.code = code
+
+
+def expect_checkpoint(folder: Path) -> None:
+    """Raise Failed for a directory that holds no checkpoint, before a command computes for minutes."""
+    from infra.model.architectures import UnsupportedCheckpoint, read
+
+    with expected(UnsupportedCheckpoint, code=WRONG_USE):
+        read(folder)
 
 
 @contextmanager

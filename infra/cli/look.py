@@ -18,7 +18,7 @@ Experiment = Annotated[str, typer.Argument(metavar="ID", help="id of an A/B test
 @command(LOOK)
 def history(
     experiment: Annotated[str, typer.Argument(metavar="[ID]", help="the only A/B test to list", show_default=False)] = "",
-    count: Annotated[int, typer.Option(help="most lines, the last ones")] = 100,
+    count: Annotated[int, typer.Option(min=1, help="most lines, the last ones")] = 100,
     moves: Annotated[bool, typer.Option("--moves", help="leave out the looks")] = False,
     project: Project = "",
     as_json: Json = False,
@@ -89,7 +89,7 @@ def _explain_request(completion: str, as_json: bool) -> int:
 def requests(
     user: Annotated[str, typer.Option(metavar="NAME", help="user, by the name of their token or X-User-ID")],
     last: Annotated[int, typer.Option(min=1, help="most requests, the newest")] = 20,
-    hours: Annotated[float, typer.Option(min=0.0, help="hours to look back")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.0, max=8784, help="hours to look back")] = 24.0,
     as_json: Json = False,
 ) -> int:
     """Show what became of a user's newest requests, before a cycle too; 1 if there is none."""

@@ -9,14 +9,14 @@ import typer
 from infra.cli import errors
 from infra.cli.app import MEASURE, DeveloperKind, Json, app, command, make, use_demo_settings
 
-Seed = Annotated[int, typer.Option(help="seed of all draws")]
-Users = Annotated[int, typer.Option(help="number of simulated developers")]
+Seed = Annotated[int, typer.Option(min=0, help="seed of all draws")]
+Users = Annotated[int, typer.Option(min=1, help="number of simulated developers")]
 Code = Annotated[
     list[Path] | None,
     typer.Option(metavar="DIR", help="type the Python files below (default: the held-out packages); may be repeated"),
 ]
-Rate = Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")]
-Concurrency = Annotated[int, typer.Option(help="developers who type at the same time, each in a file of their own")]
+Rate = Annotated[float, typer.Option(min=0, help="maximum requests a second; 0: limited by --concurrency only")]
+Concurrency = Annotated[int, typer.Option(min=1, help="developers who type at the same time, each in a file of their own")]
 Quick = Annotated[bool, typer.Option("--quick", help="a small size: wider intervals, written to var/bench/quick")]
 
 
@@ -54,10 +54,12 @@ def compare(
         list[str] | None, typer.Option("--set", metavar="NAME", help="evaluation set (default: all); may be repeated")
     ] = None,
     language: Annotated[list[str] | None, typer.Option(help="language (extension) of the positions; may be repeated")] = None,
-    samples: Annotated[int | None, typer.Option(help="number of positions of each set (default: the settings')")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of positions and draws (default: evaluate.seed)")] = None,
-    temperature: Annotated[float | None, typer.Option(help="sampling temperature (default: as served); 0 is greedy")] = None,
-    examples: Annotated[int, typer.Option(help="best and worst positions to show per model")] = 3,
+    samples: Annotated[int | None, typer.Option(min=1, help="number of positions of each set (default: the settings')")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="seed of positions and draws (default: evaluate.seed)")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="sampling temperature (default: as served); 0 is greedy")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="best and worst positions to show per model")] = 3,
     html: Annotated[Path | None, typer.Option(help="file to write the report to")] = None,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="log the comparison as a run in MLflow")] = False,
     as_json: Json = False,
@@ -74,18 +76,17 @@ def compare(
 @command(MEASURE)
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="directory in Hugging Face layout")],
-    samples: Annotated[int | None, typer.Option(help="number of positions (default: evaluate.samples)")] = None,
-    temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="seed of positions and draws (default: evaluate.seed)")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="number of positions (default: evaluate.samples)")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="sampling temperature; 0 is greedy")] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="seed of positions and draws (default: evaluate.seed)")] = None,
     order: Annotated[Literal["psm", "spm"] | None, typer.Option(help="FIM order (default: model.fim_order)")] = None,
-    examples: Annotated[int, typer.Option(help="number of positions to print")] = 0,
+    examples: Annotated[int, typer.Option(min=0, help="number of positions to print")] = 0,
 ) -> None:
     """Score one checkpoint at held-out positions."""
     from evals.compare.checkpoint import report
     from infra import settings
 
-    if not checkpoint.is_dir():
-        raise errors.Failed(f"{checkpoint}: expected a directory in Hugging Face layout", errors.WRONG_USE)
+    errors.expect_checkpoint(checkpoint)
     report(checkpoint, settings.load(), samples=samples, temperature=temperature, seed=seed, order=order, examples=examples)
 
 
@@ -115,9 +116,11 @@ def developers(
     users: Users = 120,
     seed: Seed = 0,
     code: Code = None,
-    requests: Annotated[int | None, typer.Option(help="end after so many requests (default 500 without --seconds)")] = None,
-    seconds: Annotated[float | None, typer.Option(help="end after so many seconds")] = None,
-    speed: Annotated[float, typer.Option(help="how many times faster than people")] = 20.0,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="end after so many requests (default 500 without --seconds)")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="end after so many seconds")] = None,
+    speed: Annotated[float, typer.Option(min=0.01, max=1e6, help="how many times faster than people")] = 20.0,
     rate: Rate = 0.0,
     concurrency: Concurrency = 16,
     silent: Annotated[
@@ -125,7 +128,9 @@ def developers(
         typer.Option(parser=share, metavar="SHARE", help="share of developers whose editor, like Zed, reports nothing"),
     ] = 0.25,
     kind: DeveloperKind = "plain",
-    first_visit: Annotated[int, typer.Option(help="number of the first session; continues an earlier run of this seed")] = 0,
+    first_visit: Annotated[
+        int, typer.Option(min=0, help="number of the first session; continues an earlier run of this seed")
+    ] = 0,
     version: Annotated[
         str, typer.Option(metavar="PIN", help="request this version (X-Tabloop-Version); needs the role versions")
     ] = "",
@@ -185,16 +190,19 @@ app.add_typer(study_, name="study", rich_help_panel=MEASURE)
 def recipes(
     recipes: Annotated[list[str] | None, typer.Option(metavar="NAME", help="recipe (default: all); may be repeated")] = None,
     seeds: Annotated[
-        list[int] | None, typer.Option(help="of developers, positions and sampling (default 0 to 4); may be repeated")
+        list[int] | None, typer.Option(min=0, help="of developers, positions and sampling (default 0 to 4); may be repeated")
     ] = None,
     users: Users = 240,
     interactions: Annotated[
         str, typer.Option(help="requests after which models are compared: 1800..28800 (default 7200)", show_default=False)
     ] = "",
-    update: Annotated[int, typer.Option(help="most requests of one update")] = 7200,
-    places: Annotated[int | None, typer.Option(help="positions of later code; half on new files (default 3000)")] = None,
+    update: Annotated[int, typer.Option(min=1, help="most requests of one update")] = 7200,
+    places: Annotated[int | None, typer.Option(min=1, help="positions of later code; half on new files (default 3000)")] = None,
     minutes: Annotated[
-        float, typer.Option(help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False)
+        float,
+        typer.Option(
+            min=0, help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False
+        ),
     ] = math.inf,
     quick: Quick = False,
     kinds: Annotated[
@@ -219,7 +227,10 @@ def recipes(
 @study_.command("hacks")
 def hacks(
     minutes: Annotated[
-        float, typer.Option(help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False)
+        float,
+        typer.Option(
+            min=0, help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False
+        ),
     ] = math.inf,
     quick: Quick = False,
 ) -> int:
@@ -236,7 +247,7 @@ def hacks(
 def repositories(
     sources: Annotated[list[str], typer.Argument(metavar="DIR|REPOSITORY...", help="repositories, each learnt from alone")],
     language: Annotated[list[str] | None, typer.Option(help="ending of the files (default: all); may be repeated")] = None,
-    places: Annotated[int, typer.Option(help="most positions to train on; 0: collect.max_samples")] = 0,
+    places: Annotated[int, typer.Option(min=0, help="most positions to train on; 0: collect.max_samples")] = 0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of samples, checkpoints and result.json")] = Path(
         "var/studies/repositories"
     ),

@@ -31,18 +31,20 @@ def base_model(context: typer.Context) -> None:
 
 @base.command("train")
 def train(
-    tokens: Annotated[int, typer.Option(help="tokens to train on")] = 16_000_000,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens to train on")] = 16_000_000,
     minutes: Annotated[
-        float, typer.Option(help="longest run; the schedule then ends with fewer tokens", show_default=False)
+        float, typer.Option(min=0, help="longest run; the schedule then ends with fewer tokens", show_default=False)
     ] = math.inf,
-    learning_rate: Annotated[float, typer.Option(help="peak learning rate")] = 4e-3,
-    seed: Annotated[int, typer.Option(help="of files, cursors and weights")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads of each process")] = 2,
+    learning_rate: Annotated[float, typer.Option(min=0, help="peak learning rate")] = 4e-3,
+    seed: Annotated[int, typer.Option(min=0, help="of files, cursors and weights")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each process")] = 2,
     parent: Annotated[Path | None, typer.Option(help="checkpoint to continue from; choose another --seed")] = None,
     work: Annotated[Path, typer.Option(help="folder for rows and tokenizer")] = Path("var/base"),
     out: Annotated[Path, typer.Option(help="folder to write")] = Path("infra/base_model"),
 ) -> None:
     """Train the base model on Python files that every installation has."""
+    if parent:
+        errors.expect_checkpoint(parent)
     from evals.base_model.train import Options, run
 
     run(Options(tokens, minutes, learning_rate, seed, threads, parent, work, out))
@@ -51,13 +53,14 @@ def train(
 @base.command("tune")
 def tune(
     model: Annotated[Path, typer.Option(help="checkpoint to tune, in place")] = Path("infra/base_model"),
-    places: Annotated[int, typer.Option(help="positions to train on; 0: only choose the temperature")] = 19_200,
-    learning_rate: Annotated[float, typer.Option(help="learning rate at the start")] = 1e-3,
-    exponent: Annotated[float, typer.Option(help="train.settled_exponent; 0: the cross-entropy")] = 0.3,
-    compared: Annotated[int, typer.Option(help="positions that each temperature is tried at")] = 2000,
-    seed: Annotated[int, typer.Option(help="of positions and draws")] = 0,
+    places: Annotated[int, typer.Option(min=0, help="positions to train on; 0: only choose the temperature")] = 19_200,
+    learning_rate: Annotated[float, typer.Option(min=0, help="learning rate at the start")] = 1e-3,
+    exponent: Annotated[float, typer.Option(min=0, max=1, help="train.settled_exponent; 0: the cross-entropy")] = 0.3,
+    compared: Annotated[int, typer.Option(min=1, help="positions that each temperature is tried at")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="of positions and draws")] = 0,
 ) -> None:
     """Tune the base model to the positions where editors ask, and choose its temperature."""
+    errors.expect_checkpoint(model)
     from evals.base_model.tuning import Options, run
     from infra import settings
 

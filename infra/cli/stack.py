@@ -148,17 +148,17 @@ def try_() -> int:
 
 @command(STACK)
 def demo(
-    seed: Annotated[int, typer.Option(help="seed of the simulated developers")] = 0,
-    users: Annotated[int, typer.Option(help="number of simulated developers")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the simulated developers")] = 0,
+    users: Annotated[int, typer.Option(min=1, help="number of simulated developers")] = 1000,
     code: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="type the Python files below (default: the held-out packages); may be repeated"),
     ] = None,
-    cycles: Annotated[int, typer.Option(help="cycles to run, including those of earlier demos")] = 1,
-    labels: Annotated[int, typer.Option(help="minimum requests that a cycle waits for")] = 4800,
-    minutes: Annotated[float, typer.Option(help="minutes after which no cycle begins")] = 12.0,
-    visits: Annotated[int, typer.Option(help="positions of the closing comparison in later code")] = 4000,
-    rate: Annotated[float, typer.Option(help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
+    cycles: Annotated[int, typer.Option(min=0, help="cycles to run, including those of earlier demos")] = 1,
+    labels: Annotated[int, typer.Option(min=1, help="minimum requests that a cycle waits for")] = 4800,
+    minutes: Annotated[float, typer.Option(min=0, help="minutes after which no cycle begins")] = 12.0,
+    visits: Annotated[int, typer.Option(min=1, help="positions of the closing comparison in later code")] = 4000,
+    rate: Annotated[float, typer.Option(min=0, help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="developers who type at the same time (default 96, with --adapters 16)")
     ] = None,

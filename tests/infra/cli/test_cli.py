@@ -157,6 +157,36 @@ def test_a_misspelt_setting_is_named_with_the_right_one_by_every_command(
     assert "did you mean serving.sampling.temperature" in error and "Traceback" not in error and len(error.splitlines()) == 1
 
 
+def numbers() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every command with each of its options that takes a number."""
+    for command in all_commands():
+        each: Any = typer.main.get_command(cli.app)
+        for name in command:
+            each = each.commands[name]
+        for option in each.params:
+            if any(kind in str(option.type_descriptor.annotation) for kind in ("int", "float")):
+                yield command, option.opts[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), list(numbers()), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_a_number_below_its_range_is_refused_before_anything_runs(
+    command: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, option, "-1"]) == errors.WRONG_USE
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("evaluate",), ("base", "tune", "--model"), ("base", "train", "--parent")], ids=" ".join)
+def test_a_directory_that_is_no_checkpoint_is_named_before_anything_runs(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, str(tmp_path)]) == errors.WRONG_USE
+    error = capsys.readouterr().err
+    assert f"{tmp_path}: config.json cannot be read" in error and "expected a checkpoint" in error
+
+
 def test_a_demo_of_adapters_does_not_run_by_other_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
