@@ -11,13 +11,14 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- range $key, $value := .table }}
 {{- $inner := append $path $key }}
 {{- if kindIs "map" $value }}
-{{- include "tabloop.noSecrets" (dict "table" $value "path" $inner "secret" $.secret) }}
+{{- include "tabloop.noSecrets" (dict "table" $value "path" $inner "list" $.list "secret" $.secret) }}
 {{- else if kindIs "slice" $value }}
 {{- range $value }}
-{{- if kindIs "map" . }}{{ include "tabloop.noSecrets" (dict "table" . "path" $inner "secret" $.secret) }}{{ end }}
+{{- if kindIs "map" . }}{{ include "tabloop.noSecrets" (dict "table" . "path" $inner "list" $inner "secret" $.secret) }}{{ end }}
 {{- end }}
 {{- else if and (has $key $names) $value }}
-{{- $variable := printf "TABLOOP_%s" (join "__" $inner | upper) }}
+{{- $variable := printf "TABLOOP_%s" (join "__" ($.list | default $inner) | upper) }}
+{{- if $.list }}{{ $variable = printf "%s, the whole value as JSON," $variable }}{{ end }}
 {{- fail (printf "settings.%s: a secret would stand in a ConfigMap; expected %s in the Secret %q: kubectl edit secret %s"
   (join "." $inner) $variable $.secret $.secret) }}
 {{- end }}
@@ -52,7 +53,8 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- $train := .Values.settings.train }}
 {{- $engines := printf "engines (replicas = %d)" (include "tabloop.engineReplicas" . | int) }}
 {{- $training := printf "training (train.nodes = %d, train.processes = %d)" (int $train.nodes) (int $train.processes) }}
-{{- $next := "lower engines.replicas or train, or raise gpus.available to what the cluster has" }}
+{{- $value := include "tabloop.engineReplicasValue" . }}
+{{- $next := printf "lower %s or train, or raise gpus.available to what the cluster has" $value }}
 {{- fail (printf "gpus.available = %d: %s, evaluation and %s ask for %d GPUs; %s" $available $engines $training $gpus $next) }}
 {{- end }}
 {{- end }}
@@ -89,8 +91,8 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- fail "evaluation.enabled = false: expected settings.evaluate.engine = slot, or an engine in settings.evaluate.engine_url" }}
 {{- end }}
 {{- if and $slot (gt (include "tabloop.engineReplicas" . | int) 1) }}
-{{- fail (printf "settings.evaluate.engine = slot: engines.replicas = %d, expected 1: it uses a slot of one engine"
-  (int .Values.engines.replicas)) }}
+{{- fail (printf "settings.evaluate.engine = slot: %s = %s, expected 1: it uses a slot of one engine"
+  (include "tabloop.engineReplicasValue" .) (include "tabloop.engineReplicas" .)) }}
 {{- end }}
 {{- end }}
 

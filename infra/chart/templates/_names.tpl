@@ -53,6 +53,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $engines.autoscaling.enabled | ternary $engines.autoscaling.maxReplicas $engines.replicas | int }}
 {{- end }}
 
+{{/* The value that gives that number. */}}
+{{- define "tabloop.engineReplicasValue" -}}
+engines.{{ .Values.engines.autoscaling.enabled | ternary "autoscaling.maxReplicas" "replicas" }}
+{{- end }}
+
 {{/* GPUs that engines, evaluation and training ask for together. */}}
 {{- define "tabloop.gpus" -}}
 {{- $v := .Values }}
@@ -63,7 +68,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "tabloop.engineUpdates" -}}
 {{- $engines := .Values.engines }}
-{{- $one := eq (include "tabloop.engineReplicas" .) "1" }}
+{{- $least := $engines.autoscaling.enabled | ternary $engines.autoscaling.minReplicas $engines.replicas | int }}
+{{- $one := eq $least 1 }}
 {{- $alone := and (eq $engines.layout "slots") $one (gt (len $engines.slots) 1) }}
 {{- $alone | ternary "OnDelete" "RollingUpdate" }}
 {{- end }}

@@ -152,11 +152,14 @@ def test_engines_restart_for_every_setting_that_they_read() -> None:
 
 
 def test_a_slot_of_one_engine_each_is_not_restarted_at_once() -> None:
-    def updates(size: str) -> set[str]:
-        engines = [each for each in of_size(size) if name_of(each).startswith("StatefulSet tabloop-engine")]
+    def updates(size: str, *sets: str) -> set[str]:
+        engines = [each for each in objects(size, *sets) if name_of(each).startswith("StatefulSet tabloop-engine")]
         return {each["spec"]["updateStrategy"]["type"] for each in engines}
 
     assert (updates("team"), updates("fleet")) == ({"OnDelete"}, {"RollingUpdate"})
+    keda = ("engines.autoscaling.enabled=true", "engines.autoscaling.prometheus=http://prometheus:9090")
+    assert updates("fleet", *keda) == {"OnDelete"}, "at night both slots have minReplicas = 1"
+    assert updates("fleet", *keda, "engines.autoscaling.minReplicas=2") == {"RollingUpdate"}
 
 
 def test_every_pod_gets_only_the_secrets_that_it_needs() -> None:
@@ -285,6 +288,7 @@ def test_rules_monitors_and_dashboards_come_if_values_ask_for_them() -> None:
     assert jobs == {"tabloop", "tabloop-engines"}, "the jobs of the alerts"
 
 
+SCALED = ("engines.autoscaling.enabled=true", "engines.autoscaling.prometheus=http://prometheus:9090")
 REFUSED = [
     (("app.replicaz=3",), r"'/app': additional properties 'replicaz' not allowed"),
     (("settings.evaluat.samples=1",), r"'/settings': additional properties 'evaluat' not allowed"),
@@ -305,6 +309,15 @@ REFUSED = [
     (("engines.layout=pool",), r"settings.serving.adapters = 0, expected at least 4"),
     (("engines.layout=pair",), r"gpu_memory_utilization = 1, expected at most 0.5"),
     (("evaluation.enabled=false",), r"evaluation.enabled = false: expected settings.evaluate.engine = slot"),
+    (
+        ("evaluation.enabled=false", "settings.evaluate.engine=slot", *SCALED, "gpus.available=0"),
+        r"engine = slot: engines.autoscaling.maxReplicas = 4, expected 1",
+    ),
+    ((*SCALED,), r"lower engines.autoscaling.maxReplicas or train"),
+    (
+        ("settings.serving.engines[0].kind=external", "settings.serving.engines[0].token=abc"),
+        r"settings.serving.engines.token: .*expected TABLOOP_SERVING__ENGINES, the whole value as JSON, in the Secret",
+    ),
     (("engines.slots={0}",), r"engines.slots = \[0\]: settings.serving.engines is not set"),
     (("monitoring.podMonitors=true",), r"monitoring.tokenSecret has no name and key; expected a token"),
     (("base.source=/models/qwen",), r"'/base/source'.*'/models/qwen'"),
