@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 PY := $(VENV)/bin/python
 TABLOOP := $(PY) -m infra.cli
-GPU ?=
+# After `make setup GPU=1`, every target keeps the CUDA builds; `make setup GPU=` goes back to the CPU's.
+GPU ?= $(if $(wildcard $(VENV)/.installed-gpu),1)
 LIST := infra/requirements/$(if $(GPU),gpu,cpu).txt
 STAMP := $(VENV)/.installed-$(if $(GPU),gpu,cpu)
 DOCS_VENV := .venv-docs
@@ -26,6 +27,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(HERE))
 endif
 
 $(STAMP): $(LIST)
+	@rm -f $(VENV)/.installed-*
 	sh infra/requirements/install.sh $(PYTHON) $(VENV) $(LIST)
 	@cd $(VENV) && pwd -P >$(notdir $@)
 

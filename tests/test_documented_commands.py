@@ -48,7 +48,7 @@ WITH_STACK = (
 FIRST, LAST = r".* --dry-run", r"tabloop exec prefect deployment run .*"
 """Commands run before and after the others: a version that is promoted is not promoted again; Prefect's command does not wait."""
 NOT_RUN = {
-    r"(GPU=1 )?make setup( PYTHON=.*)?|make requirements": "installs or resolves packages, as `make test` on a clean clone does",
+    r"(GPU=1 )?make setup( PYTHON=.*| GPU=)?|make requirements": "installs or resolves packages, as `make test` does on a clone",
     r"make (test|coverage).*|(KILLS=\d+ )?pytest .*": "runs the tests themselves",
     r"make (up|down)|tabloop (up|down|restart)( --(settings|model) [\w.]+)?( [\w.]+)?": "tests/infra/stack starts and stops them",
     r"tabloop (logs PART|settings explain KEY|cycle --watch|version|--settings FILE COMMAND)": "tests/infra runs the parts",

@@ -29,6 +29,21 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize(("given", "expected"), [((), "gpu.txt"), (("GPU=",), "cpu.txt"), (("GPU=1",), "gpu.txt")], ids=str)
+def test_a_target_keeps_the_builds_of_the_last_set_up(given: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.installed-gpu").write_text("another folder: the packages are installed again\n")
+    (tmp_path / "infra/requirements").mkdir(parents=True)
+    for name in ("cpu.txt", "gpu.txt"):
+        (tmp_path / "infra/requirements" / name).touch()
+    command = ["make", "--dry-run", "status", *given]
+    environment = {name: value for name, value in os.environ.items() if name not in ("GPU", "MAKEFLAGS", "MAKEOVERRIDES")}
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert f"install.sh python3.11 .venv infra/requirements/{expected}\n" in said
+    assert "rm -f .venv/.installed-*" in said, "a stamp of the other builds would say that they are there"
+
+
 hashes, licences, audit = map(script, ("hashes", "licences", "audit"))
 
 
