@@ -11,6 +11,7 @@ answer, or work is left; the user interrupted the command; the program that read
 CODES = {
     "infra.settings.sources.SettingsError": WRONG_USE,
     "infra.stack.control.StackError": NO,
+    "infra.stack.control.NoSuchPart": WRONG_USE,
     "infra.stack.started.OtherSettings": NO,
     "infra.stack.flow_runs.NotStarted": NO,
     "infra.stack.flow_runs.NotTaken": NOT_READY,

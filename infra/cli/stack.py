@@ -50,6 +50,8 @@ def restart(
     from infra.stack import control
 
     use_settings(settings)
+    if part and paused:
+        raise errors.Failed(f"--paused is of the whole stack, expected no part beside it, got {part}", errors.WRONG_USE)
     if part:
         return control.restart(part)
     down()

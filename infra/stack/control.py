@@ -36,6 +36,10 @@ class StackError(RuntimeError):
     """A part of the stack cannot start; the message names the part, its log and the next command."""
 
 
+class NoSuchPart(StackError):
+    """A name is not that of a part; the message names the parts."""
+
+
 def say_now(line: str) -> None:
     """Print and flush, so that output to a file appears at once."""
     print(line, flush=True)
@@ -78,7 +82,7 @@ def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> S
     supervisor = Supervisor(state)
     all_parts = parts(settings)
     if unknown := set(only) - set(all_parts):
-        raise StackError(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(all_parts)}")
+        raise NoSuchPart(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(all_parts)}")
     wanted = {*only, *(part for name, part in DATABASES.items() if name in only)}
     selected = {name: part for name, part in all_parts.items() if not only or name in wanted}
     with _lock(state):
@@ -136,7 +140,7 @@ def restart(name: str, say: Callable[[str], None] = say_now) -> None:
     state = settings_.path(settings.stack.state)
     supervisor, all_parts = Supervisor(state), parts(settings)
     if name not in all_parts:
-        raise StackError(f"{name}: no such part; the parts are {', '.join(all_parts)}")
+        raise NoSuchPart(f"{name}: no such part; the parts are {', '.join(all_parts)}")
     if not supervisor.running():
         raise StackError("the stack does not run; start it with `tabloop up`")
     effect: Effect | None = "serving" if name == "serving" else None

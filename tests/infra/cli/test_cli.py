@@ -187,6 +187,23 @@ def test_a_directory_that_is_no_checkpoint_is_named_before_anything_runs(
     assert f"{tmp_path}: config.json cannot be read" in error and "expected a checkpoint" in error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("up", "servng"), "servng: no such part; the parts are s3, "),
+        (("restart", "servng"), "servng: no such part; the parts are s3, "),
+        (("restart", "worker", "--paused"), "--paused is of the whole stack, expected no part beside it, got worker"),
+    ],
+    ids=" ".join,
+)
+def test_a_part_that_is_not_there_or_cannot_be_paused_is_wrong_usage(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    assert cli.main(arguments) == errors.WRONG_USE
+    assert said in capsys.readouterr().err
+
+
 def test_a_demo_of_adapters_does_not_run_by_other_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
