@@ -62,8 +62,9 @@ def look(observed: ObservedTest, aliases: Aliases) -> Found:
 def _shadow(observed: ObservedTest) -> Found:
     """Compare the copies, then pass to the first developers."""
     copies = shadow.gather(observed.store, observed.experiment, observed.now)
-    verdict = shadow.verdict_of(observed.plan, copies, shadow.seconds_left(observed.experiment, observed.plan, observed.now))
-    if verdict.verdict == "promote":
+    seconds_left = shadow.seconds_left(observed.experiment, observed.plan, observed.now)
+    verdict, passed = shadow.verdict_of(observed.plan, copies, seconds_left)
+    if passed:
         return _onward(observed, verdict)
     return Found(verdict) if verdict.verdict == "undecided" else _ended(observed, verdict, copies=copies)
 
@@ -83,7 +84,8 @@ def _test(observed: ObservedTest) -> Found:
     experiment, plan = observed.experiment, observed.plan
     totals, (verdict, _) = _judged(observed, lambda totals: (decide(experiment, plan, totals, observed.now), False))
     if verdict.inconclusive and plan.inconclusive == "pause":
-        return Found(verdict, stage=stages.pause(experiment, observed.now, verdict.reason))
+        open_end = verdict.model_copy(update={"verdict": "undecided"})  # what is shown, since a person decides
+        return Found(open_end, stage=stages.pause(experiment, observed.now, verdict.reason))
     if verdict.verdict == "undecided":
         return Found(verdict)
     watch = None

@@ -50,7 +50,7 @@ def recompute(decision: Decision) -> Verdict:
             "check out a commit whose RULES (infra/records/experiments.py) are these to compute it again"
         )
     if decision.copies:
-        return shadow.verdict_of(plan, decision.copies, shadow.seconds_left(experiment, plan, decision.decided))
+        return shadow.verdict_of(plan, decision.copies, shadow.seconds_left(experiment, plan, decision.decided))[0]
     assert decision.evidence
     totals = of_evidence(decision.evidence)
     if decision.watched:

@@ -43,8 +43,8 @@ def seconds_left(experiment: ExperimentRecord, plan: Plan, now: float) -> float:
     return stages.seconds_each(plan, experiment.share) - (now - experiment.stage.started)
 
 
-def verdict_of(plan: Plan, copies: Copies, seconds_left: float) -> Verdict:
-    """Return the verdict on a shadow stage: "undecided" for one that goes on, "promote" for one that passed.
+def verdict_of(plan: Plan, copies: Copies, seconds_left: float) -> tuple[Verdict, bool]:
+    """Return the verdict on a shadow stage, "undecided" for one that does not end the test, and whether the next stage may begin.
 
     `seconds_left`: until the stage ends without enough copies.
     """
@@ -56,12 +56,13 @@ def verdict_of(plan: Plan, copies: Copies, seconds_left: float) -> Verdict:
     surely_failing = copies.failed > plan.shadow_failures * plan.shadow_requests  # whatever the rest does
     if copies.number < plan.shadow_requests and not surely_failing:
         if seconds_left > 0:
-            return verdict.model_copy(update={"reason": f"shadow: {many}"})
-        return verdict.model_copy(update={"verdict": "broken", "reason": f"shadow: only {many} in the stage's time"})
+            return verdict.model_copy(update={"reason": f"shadow: {many}"}), False
+        return verdict.model_copy(update={"verdict": "broken", "reason": f"shadow: only {many} in the stage's time"}), False
     if wrong := [check.reason for check in checks if check.state == "broken"]:
-        return verdict.model_copy(update={"verdict": "reject", "reason": f"shadow, before any user saw it: {'; '.join(wrong)}"})
+        reason = f"shadow, before any user saw it: {'; '.join(wrong)}"
+        return verdict.model_copy(update={"verdict": "reject", "reason": reason}), False
     passed = ", ".join(check.reason for check in checks)
-    return verdict.model_copy(update={"verdict": "promote", "reason": f"shadow: {many}: {passed}"})
+    return verdict.model_copy(update={"reason": f"shadow: {many}: {passed}"}), True
 
 
 def _checks(plan: Plan, copies: Copies) -> tuple[CheckResult, ...]:

@@ -255,6 +255,13 @@ def test_a_shadow_without_enough_copies_in_its_time_is_not_held_against_the_vers
     assert life.registry.versions["2"]["state"] == "candidate"
 
 
+def test_a_shadow_that_passes_promotes_nothing(life: Life) -> None:
+    life.copies(20)
+    found = life.look(NOW + 5)
+    assert found.stage and found.stage.name == "ramp"
+    assert found.verdict.verdict == "undecided" and "20 of 20 copies" in found.verdict.reason, "no user has seen it"
+
+
 @pytest.mark.parametrize("how", ["failing", "slow"])
 def test_a_version_that_fails_or_is_slow_is_taken_from_the_ramp_at_once(life: Life, how: str) -> None:
     start = at_ramp(life)
@@ -302,7 +309,9 @@ def test_an_end_without_proof_pauses_for_a_person_where_the_plan_says_so(life: L
     paused = running.model_copy(update={"plan": running.plan.model_copy(update={"inconclusive": "pause", "alpha": 1e-4})})
     life.registry.client.set_experiment(paused)
     life.ask(start, 100, 25, EQUAL)
-    assert life.look(NOW + 1201).stage == life.client.stage and life.client.stage.name == "paused"
+    pausing = life.look(NOW + 1201)
+    assert pausing.stage == life.client.stage and life.client.stage.name == "paused"
+    assert pausing.verdict.verdict == "undecided" and pausing.verdict.reason.startswith("no proof"), "a person decides"
     assert "a person decides" in life.look(NOW + 1202).verdict.reason
     planned = manual.plan(life.store, life.registry.client, asked("roll_back", "", "ada", "", NOW + 1210))
     assert planned.summary() == f"version 2 is rejected, and its test {running.id} ends; version 1 stays champion"
