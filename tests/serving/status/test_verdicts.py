@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.records import CycleOutcome, Decision, ExperimentRecord, Rate, Verdict
+from infra.records import CycleOutcome, Decision, ExperimentRecord, Rate, Stage, Verdict
 from tests.serving.fakes import ADMIN, House, experiment
 from tests.serving.helpers import ADMINISTRATOR, AN_EDITOR, run_experiment
 from tests.serving.status.test_routes import _put, basic_auth, manifest
@@ -63,7 +63,32 @@ async def test_a_test_that_a_person_ended_has_the_verdict_of_its_decision(house:
     assert (found["verdict"], found["reason"], found["running"]) == ("reject", "stopped", False)
 
 
-@pytest.mark.parametrize(("verdict", "promote", "reject"), [("promote", 200, 409), ("reject", 409, 200), ("undecided", 409, 409)])
+@pytest.mark.parametrize("stage", ["watch", "anchor"])
+async def test_a_look_after_the_test_leaves_its_verdict_unless_it_takes_the_version_back(house: House, stage: str) -> None:
+    _put(house, "cycles/cycle-000001/manifest.json", manifest("cycle-000001"))
+    outcome = CycleOutcome(cycle="cycle-000001", result="registered", reason="", version="2", experiment=experiment().id)
+    _put(house, "cycles/cycle-000001/outcome.json", outcome)
+    _put(house, f"decisions/{experiment().id}.json", look(PROMOTE, experiment()))
+    last = Stage.model_validate({"name": stage, "share": 0.9, "started": 6.0})
+    identifier = experiment().id if stage == "watch" else "anchor-1"
+    beside = experiment().model_copy(update={"id": identifier, "stages": (last,)})
+    for verdict, expected in (("undecided", "promote"), ("breach", "breach"), ("reject", "reject")):
+        later = look(PROMOTE.model_copy(update={"verdict": verdict}), beside)
+        house.registry.decision = later.model_copy(update={"decided": 7.0})
+        found = await measured(house)
+        assert (found["verdict"], found["running"]) == (expected, False)
+
+
+async def test_a_comparison_with_the_anchor_is_no_test(house: House) -> None:
+    stage = Stage(name="anchor", share=0.8, started=6.0)
+    house.registry.decision = look(PROMOTE, experiment().model_copy(update={"id": "anchor-1", "stages": (stage,)}))
+    assert (await measured(house))["verdict"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "promote", "reject"),
+    [("promote", 200, 409), ("reject", 409, 200), ("breach", 409, 200), ("broken", 409, 409), ("undecided", 409, 409)],
+)
 async def test_a_webhook_is_answered_yes_only_by_its_verdict(house: House, verdict: str, promote: int, reject: int) -> None:
     await run_experiment(house)
     house.registry.decision = look(PROMOTE.model_copy(update={"verdict": verdict}), experiment())
