@@ -302,7 +302,7 @@ class ArmEvidence(Record):
     before: dict[str, tuple[float, ...]]
     """Each user's sums before the test."""
     immediate: dict[Arm, dict[str, tuple[float, ...]]] = Field(default={})
-    """As `during`, with the requests that are younger than the settling time: for a breach."""
+    """As `during`, with the requests that are younger than the settling time, without the cap of credentials: for a breach."""
     absent: dict[Arm, int]
     """Users with a history who are assigned to the arm and made no request that counts."""
 

@@ -60,8 +60,8 @@ class ArmTotals:
     in_block: Mapping[Arm, Sums] = field(default_factory=dict)
     """The part of `during` from the second half of each block of time; empty if unknown."""
     immediate: Mapping[Arm, Sums] = field(default_factory=dict)
-    """As `during`, with the requests that are younger than the settling time; beside an anchor, those of the newest champion
-    alone. Empty: there are none."""
+    """As `during`, with the requests that are younger than the settling time and without the cap of credentials, so that few of
+    them show a breach; beside an anchor, those of the newest champion alone. Empty: there are none."""
 
     @property
     def both(self) -> np.ndarray:
@@ -167,7 +167,7 @@ def total(
     since = _later_from(experiment, until)
     young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
     sums = _capped(during, plan, {LATER: pl.col("time") >= since, IN_BLOCK: pl.col("in_block")})
-    at_once = _capped(young, plan, {})
+    at_once = _capped(young, plan.model_copy(update={"max_credential_weight": 1.0}), {})
     earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
     names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}

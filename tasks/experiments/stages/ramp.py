@@ -1,7 +1,12 @@
-"""A stage of the ramp: it looks for a breach, and holds while a check fails."""
+"""A stage of the ramp: it looks for a breach, and holds while a check fails.
+
+It counts requests before the caps: with a cap of credentials, a small share has too few of them for any to count.
+"""
+
+import numpy as np
 
 from infra.records import ExperimentRecord, Plan, Verdict
-from tasks.experiments.counting.totals import ArmTotals
+from tasks.experiments.counting.totals import ARMS, MADE, ArmTotals
 from tasks.experiments.stages import shares as stages
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
@@ -13,9 +18,11 @@ def verdict_of(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now:
     It is a function of its arguments alone, so that a decision can be computed again.
     """
     stage, checks = experiment.stage, run_checks(totals, experiment.stage.share, plan)
-    verdict = Verdict(verdict="undecided", reason="", requests=totals.requests, users=totals.counts, checks=checks)
+    made = {arm: totals.during[arm][MADE] for arm in ARMS}
+    requests, users = {arm: round(float(made[arm].sum())) for arm in ARMS}, {arm: np.count_nonzero(made[arm]) for arm in ARMS}
+    verdict = Verdict(verdict="undecided", reason="", requests=requests, users=users, checks=checks)
     at = f"ramp at {stage.share:.0%}"
-    seen = f"{at}: {totals.requests['challenger']} requests on the challenger"
+    seen = f"{at}: {requests['challenger']} requests on the challenger"
     if found := breach(plan, totals):
         update = {"verdict": "breach", "reason": f"{at}: {found.reason}", "breached": found.metric}
         return verdict.model_copy(update=update), False
@@ -23,7 +30,7 @@ def verdict_of(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now:
     if now - experiment.started >= plan.max_seconds:
         reason = f"{seen}; no test until experiment.max_seconds{f': held, {held}' if held else ''}"
         return verdict.model_copy(update={"verdict": "broken", "reason": reason}), False
-    enough = totals.requests["challenger"] >= plan.ramp_requests
+    enough = requests["challenger"] >= plan.ramp_requests
     if held or not enough or now - stage.started < stages.seconds_each(plan, experiment.share):
         wanted = "" if enough else f", {plan.ramp_requests} are asked"
         reason = f"{seen}{wanted}{f'; held: {held}' if held else ''}"

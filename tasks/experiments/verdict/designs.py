@@ -39,7 +39,8 @@ def compare_rates(sums: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: P
     if plan.design == "crossover":
         return within_user(counted, requests)
     treated = (sums["challenger"]["requests"] > 0) | (totals.during["challenger"]["requests"] > 0)
-    alone = np.where(totals.both, 0.0, requests[0] + requests[1])
+    both = totals.both | np.logical_and(*(met > 0 for met in _pair(sums, "requests")))  # `sums` may hold younger requests
+    alone = np.where(both, 0.0, requests[0] + requests[1])
     before = totals.before
     earlier = (
         extend(before[name], before["judged"], before["visible"], (~totals.both).astype(float))
