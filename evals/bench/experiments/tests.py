@@ -149,7 +149,8 @@ def planned() -> Iterator[Case]:
 def traffic_of(world: World, days: float, seed: int = 0) -> Traffic:
     """Return the recent traffic of a team."""
     halves = Simulation(world, "crossover", np.random.default_rng(seed)).halves
-    return Traffic({name: halves[name].sum(axis=0) for name in SUMS}, np.full(world.users, world.named), days)
+    named, crowds = np.full(world.users, world.named), np.zeros(world.users, dtype=bool)
+    return Traffic({name: halves[name].sum(axis=0) for name in SUMS}, named, crowds, days)
 
 
 def propose_plan(traffic: Traffic, settings: Experiment) -> Plan:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -33,6 +33,8 @@ class Traffic:
     """By name (metrics.SUMS), [U, B]."""
     named: np.ndarray
     """Which users share a credential, [U]."""
+    crowds: np.ndarray
+    """Which users stand for several users of one credential, [U]."""
     days: float
     """Length of all blocks."""
     share: float = 1.0
@@ -52,6 +54,17 @@ class Traffic:
     def per_day(self) -> float:
         """Requests a day, of the users who are in it."""
         return self.requests / max(self.days, 1e-9)
+
+    def counted(self, design: Design) -> "Traffic":
+        """Return the traffic of the users whom a test by a design compares.
+
+        One by user sets aside several users of one credential who count as one, since they meet both versions.
+        """
+        if design == "crossover":
+            return self
+        alone = ~self.crowds
+        sums = {name: table[alone] for name, table in self.sums.items()}
+        return replace(self, sums=sums, named=self.named[alone], crowds=self.crowds[alone])
 
     def mean(self, name: str, per: str) -> float:
         """Return the mean of a metric by its denominator (metrics.py)."""
@@ -97,8 +110,8 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
-    named = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user").agg(pl.col("named").any())
-    named = named.sort("user")
+    who = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user")
+    named = who.agg(pl.col("named").any(), crowd=pl.col("member").n_unique() > 1).sort("user")
     block = ((pl.col("time") - begin) // settings.block_seconds).cast(pl.Int64)
     found = values(plan)
     sums = (
@@ -108,7 +121,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     tables = {name: np.zeros((named.height, math.ceil(days * DAY / settings.block_seconds))) for name in SUMS}
     for name in SUMS:
         tables[name][at] = sums[name].to_numpy()
-    return Traffic(tables, named["named"].to_numpy(), days, share)
+    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share)
 
 
 def longest_days(settings: Experiment, plan: Plan) -> float:

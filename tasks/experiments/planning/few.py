@@ -31,17 +31,21 @@ def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
     """Return why no test of the longest duration finds the gain that is asked for, and how long one would take."""
     plan, gain = make_plan(settings.experiment, settings.collect), settings.experiment.gain
     longest = settings.experiment.max_seconds / DAY or planner.MAX_DAYS
-    designs = planner.designs_of(settings.experiment)
-    possible = [design for design in designs if not planner.obstacle_of(traffic.users, plan, design)]
+    counted = {design: traffic.counted(design) for design in planner.designs_of(settings.experiment)}
+    obstacles = {design: planner.obstacle_of(each.users, plan, design) for design, each in counted.items()}
+    possible = [design for design in counted if not obstacles[design]]
     if not possible or not traffic.sums["judged"].sum():
-        lacks = planner.obstacle_of(traffic.users, plan, designs[-1]) or "no request of these days was judged"
+        lacks = list(obstacles.values())[-1] or "no request of these days was judged"
         return _found(now, f"An A/B test cannot end with a verdict, since there are too few users or labels ({lacks})", None, "")
-    errors = [planner.errors_of(traffic, plan, design) for design in possible]
+    errors = {design: planner.errors_of(traffic, plan, design) for design in possible}
 
     def finds(days: float) -> float:
         """Return the smallest gain that is found in so many days."""
-        margins = (planner.widened_margins(traffic, plan, each.covariance(days)) for each in errors)
-        return min(planner.smallest(traffic, plan, each, days, margin) for each, margin in zip(errors, margins, strict=True))
+        gains = []
+        for design, each in errors.items():
+            margins = planner.widened_margins(counted[design], plan, each.covariance(days))
+            gains.append(planner.smallest(counted[design], plan, each, days, margins))
+        return min(gains)
 
     found = finds(longest)
     if plan.mode == "non_inferiority" or found <= gain:

@@ -33,6 +33,7 @@ from tasks.experiments.verdict.decide import NOVELTY_ALPHA, Look, tolerated_user
 from tasks.experiments.verdict.designs import compare
 from tasks.labels import users
 from tasks.labels.pipeline import JoinAll
+from tasks.rewards.scaling import ROUNDING
 from tasks.statistics.multiple import joint_levels
 from tasks.statistics.ratios import deciders, leave_one_out, widen
 
@@ -107,6 +108,7 @@ class Proposal:
 
 def errors_of(traffic: Traffic, plan: Plan, design: Design) -> Errors:
     """Return the errors of every metric of a plan by a design."""
+    traffic = traffic.counted(design)
     draw, size = np.random.default_rng(0), len(plan.metrics)
     within, shift = _errors(traffic, plan, "crossover", draw)
     if design == "crossover":
@@ -193,13 +195,18 @@ def smallest(traffic: Traffic, plan: Plan, errors: Errors, days: float, margins:
 
 
 def obstacle_of(users: int, plan: Plan, design: Design) -> str:
-    """Return why a test of so many users cannot end with a verdict; empty if it can."""
-    asked = f"experiment.min_users asks for {plan.min_users}{'' if design == 'crossover' else ' an arm'}"
-    if users < plan.min_users * (1 if design == "crossover" else 2):
-        return f"{users} users with a history, {asked}"
-    enough = float(bdtr(users - plan.min_users, users, 0.5) - bdtr(plan.min_users - 1, users, 0.5))
+    """Return why a test of so many users cannot end with a verdict; empty if it can.
+
+    Each user has a credential at least (Traffic.counted).
+    """
+    credentials = math.ceil((1 - ROUNDING) / plan.max_credential_weight)  # with fewer on an arm, none counts
+    least = max(plan.min_users, credentials)
+    setting = f"experiment.{'min_users' if least == plan.min_users else 'max_credential_weight'}"
+    if users < least * (1 if design == "crossover" else 2):
+        return f"{users} users with a history, {setting} asks for {least}{'' if design == 'crossover' else ' an arm'}"
+    enough = float(bdtr(users - least, users, 0.5) - bdtr(least - 1, users, 0.5))
     if design == "by_user" and enough < SURE_USERS:
-        return f"{users} users come to {plan.min_users} on each arm (experiment.min_users) in {enough:.0%} of the tests only"
+        return f"{users} users come to {least} on each arm ({setting}) in {enough:.0%} of the tests only"
     return ""
 
 
@@ -209,9 +216,9 @@ def prospects(traffic: Traffic, plan: Plan) -> tuple[Prospect, Prospect]:
 
 
 def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
-    users = traffic.users
-    if obstacle := obstacle_of(users, plan, design):
-        return Prospect(design, users, obstacle, {}, {}, {})
+    traffic = traffic.counted(design)
+    if obstacle := obstacle_of(traffic.users, plan, design):
+        return Prospect(design, traffic.users, obstacle, {}, {}, {})
     errors = errors_of(traffic, plan, design)
     gain, fast = (plan.model_copy(update={"mode": mode}) for mode in ("superiority", "non_inferiority"))
     found: dict[str, float] = {}
@@ -223,15 +230,15 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
         found[name] = smallest(traffic, gain, errors, days, margins)
         chances[name] = {share: chance(traffic, gain, errors, days, share, margins) for share in GAINS}
         harmless[name] = chance(traffic, fast, errors, days, 0, widened_margins(traffic, fast, covariance))
-    return Prospect(design, users, "", found, chances, harmless)
+    return Prospect(design, traffic.users, "", found, chances, harmless)
 
 
 def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposal:
     """Return the settings of the next test, with open ones chosen from the traffic."""
     plan = make_plan(settings, collect)
-    designs = designs_of(settings)
-    obstacles = {design: obstacle_of(traffic.users, plan, design) for design in designs}
-    possible = [design for design in designs if not obstacles[design]]
+    counted = {design: traffic.counted(design) for design in designs_of(settings)}
+    obstacles = {design: obstacle_of(each.users, plan, design) for design, each in counted.items()}
+    possible = [design for design in counted if not obstacles[design]]
     if not possible or not traffic.sums["judged"].sum():
         lacks = "; ".join(filter(None, obstacles.values())) or "no request of the last days was judged"
         return Proposal(
@@ -244,14 +251,15 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
         gains = {}
         for design, each in errors.items():
             widest = not fast or days == durations[-1]
-            margins = widened_margins(traffic, plan, each.covariance(days)) if widest else planned_margins(traffic, plan)
-            gains[design] = smallest(traffic, plan, each, days, margins)
+            of, covariance = counted[design], each.covariance(days)
+            margins = widened_margins(of, plan, covariance) if widest else planned_margins(of, plan)
+            gains[design] = smallest(of, plan, each, days, margins)
         best = min(gains, key=lambda design: gains[design])
         if "by_user" in gains and gains["by_user"] <= SIMPLER * gains[best]:
             best = "by_user"  # the simpler design, if it detects nearly as much
         if gains[best] <= (HARMLESS if fast else settings.gain):
             break
-    return _chosen(traffic, settings, plan, best, days, errors[best], gains[best])
+    return _chosen(counted[best], settings, plan, best, days, errors[best], gains[best])
 
 
 def designs_of(settings: Experiment) -> tuple[Design, ...]:

@@ -58,6 +58,27 @@ def test_twenty_users_split_into_two_arms_of_ten_too_seldom() -> None:
     assert "experiment.min_users" in obstacle_of(9, PLAN, "crossover")
 
 
+def test_a_cap_of_credentials_asks_for_as_many_users_as_it_lets_count() -> None:
+    strict = PLAN.model_copy(update={"max_credential_weight": 0.05})
+    assert "experiment.max_credential_weight asks for 20 an arm" in obstacle_of(24, strict, "by_user")
+    assert "come to 20 on each arm (experiment.max_credential_weight)" in obstacle_of(44, strict, "by_user")
+    assert "experiment.max_credential_weight asks for 20" in obstacle_of(19, strict, "crossover")
+    assert obstacle_of(24, strict, "crossover") == "" == obstacle_of(60, strict, "by_user")
+    assert obstacle_of(60, PLAN.model_copy(update={"max_credential_weight": 0.2}), "by_user") == ""
+
+
+def test_a_test_by_user_is_planned_without_credentials_of_several_users_and_a_crossover_with_them() -> None:
+    store, plan = MemoryStore(), PLAN.model_copy(update={"max_credential_weight": 0.2})
+    who = [(f"u{n}", f"c{n}") for n in range(3)] + [(f"m{n}", "shared") for n in range(4)]
+    served = [completion(user, user=user, credential=credential, prefix=user, time=NOW - 400) for user, credential in who]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
+    traffic = recent(store, Settings(experiment=Experiment(min_history_requests=0)), plan, NOW, 0.01)
+    apart, within = traffic.counted("by_user"), traffic.counted("crossover")
+    assert (apart.users, apart.requests, apart.crowds.any()) == (3, 3.0, False)
+    assert (within.users, within.requests, within.crowds.sum()) == (4, 7.0, 1)
+    assert [each.users for each in prospects(traffic, plan)] == [3, 4]
+
+
 def test_time_helps_within_users_and_what_users_differ_stays() -> None:
     team = traffic_of(World(users=80, each=300.0, history=300.0, restless=0.1, blocks=56), 7.0)
     crossover, apart = (errors_of(team, PLAN, design) for design in ("crossover", "by_user"))
