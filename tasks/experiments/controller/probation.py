@@ -15,6 +15,7 @@ from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.decide import Look, numbers, result_of, too_small, undecided
+from tasks.experiments.verdict.designs import counted
 
 WATCH = "watch"
 
@@ -31,8 +32,9 @@ def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision |
 
 def verdict_of(plan: Plan, totals: ArmTotals) -> Verdict:
     """Return the verdict on a version on probation: "breach" or "reject" rolls it back, "undecided" goes on."""
+    found, totals = breach(plan, totals), counted(totals, plan)
     verdict = undecided(totals)
-    if found := breach(plan, totals):
+    if found:
         return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
     if obstacle := too_small(totals, plan):
         return verdict.model_copy(update={"reason": f"no breach; {obstacle}"})

@@ -89,9 +89,11 @@ class ArmTotals:
         return {arm: int(np.count_nonzero(self.during[arm]["requests"])) for arm in ARMS}
 
     def without(self, users: np.ndarray) -> "ArmTotals":
-        """Return the totals of the test and before it without some users, as if they had made no request; `users`: a mask [U]."""
-        during = {arm: {name: np.where(users, 0.0, values) for name, values in sums.items()} for arm, sums in self.during.items()}
-        return replace(self, during=during, before={name: np.where(users, 0.0, each) for name, each in self.before.items()})
+        """Return the settled totals without some users, as if they had made no request; `users`: a mask [U]."""
+        during, later, in_block = (
+            {arm: _without(sums, users) for arm, sums in part.items()} for part in (self.during, self.later, self.in_block)
+        )
+        return replace(self, during=during, later=later, in_block=in_block, before=_without(self.before, users))
 
     def evidence(self) -> ArmEvidence:
         """Return the totals as a decision stores them."""
@@ -231,11 +233,18 @@ def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float =
 
 
 def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
-    """Return by arm, user and credential the weight of each of their requests, 0 to 1, after the caps."""
+    """Return by arm, user and credential the weight of each of their requests, 0 to 1, after the caps.
+
+    It is 0 for users whom a test by user sets aside, since both arms served them.
+    """
     keys = ("arm", "user", "credential")
     sums = _sums(during, plan, {}, *keys)
     capped = cap_requests(sums, plan).join(sums.select(*keys, made="requests"), on=keys, how="left")
-    return capped.select(*keys, weight=pl.col("requests") / pl.col("made"))
+    weight = pl.col("requests") / pl.col("made")
+    if plan.design == "by_user":
+        arms = pl.col("arm").filter(pl.col("requests") > 0).n_unique().over("user")
+        weight = pl.when(arms > 1).then(0.0).otherwise(weight)
+    return capped.select(*keys, weight=weight)
 
 
 def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
@@ -336,6 +345,10 @@ def _absent(users: set[str], experiment: ExperimentRecord, plan: Plan) -> dict[A
         return {}
     arms = [assigned_arm(experiment, user, experiment.counts_from) for user in users]
     return {arm: arms.count(arm) for arm in ARMS}
+
+
+def _without(sums: Sums, users: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: np.where(users, 0.0, values) for name, values in sums.items()}
 
 
 def _lists(sums: Sums) -> dict[str, tuple[float, ...]]:

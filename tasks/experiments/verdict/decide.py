@@ -14,7 +14,7 @@ from infra.records import Arm, CheckResult, ExperimentRecord, MetricResult, Plan
 from tasks.experiments.counting.totals import ARMS, ArmTotals
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
-from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, units
+from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, counted, units
 from tasks.experiments.verdict.rules import Compared, Ruling, ruling_of
 from tasks.statistics.answered import per_request
 from tasks.statistics.multiple import joint_levels
@@ -98,14 +98,16 @@ def weights_of(metrics: Sequence[PlannedMetric]) -> np.ndarray:
 
 def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> Verdict:
     """Return the verdict on the totals so far. Anything missing or broken never promotes."""
-    end, checks = planned_end(experiment, plan, totals, now), run_checks(totals, experiment.share, plan)
+    checks, sure = run_checks(totals, experiment.share, plan), breach(plan, totals)
+    totals = counted(totals, plan)
     verdict = undecided(totals).model_copy(update={"checks": checks})
-    if sure := breach(plan, totals):
+    if sure:
         return verdict.model_copy(update={"verdict": "breach", "reason": sure.reason, "breached": sure.metric})
     if broken := [check.reason for check in checks if check.state == "broken"]:
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
     if obstacle := too_small(totals, plan) or held_by(checks) or unanswered(totals):
         return without_look(verdict, obstacle, plan, now - experiment.started >= plan.max_seconds)
+    end = planned_end(experiment, plan, totals, now)
     return _looked(verdict, Look(plan, bool(end), over(experiment, plan, totals, now)), totals, end)
 
 

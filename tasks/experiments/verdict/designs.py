@@ -106,6 +106,11 @@ def rest(part: Mapping[Arm, Sums], totals: ArmTotals, name: str, per: Per) -> di
     return {arm: {each: totals.during[arm][each] - part[arm][each] for each in names} for arm in ARMS}
 
 
+def counted(totals: ArmTotals, plan: Plan) -> ArmTotals:
+    """Return the totals of the users whom a verdict counts: a test by user sets those aside whom both arms served."""
+    return totals.without(totals.both) if plan.design == "by_user" and totals.both.any() else totals
+
+
 def units(totals: ArmTotals, plan: Plan) -> dict[str, int]:
     """Return the number of users of each arm that a verdict compares."""
     if plan.design == "crossover":

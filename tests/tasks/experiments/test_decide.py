@@ -308,4 +308,15 @@ def test_the_answers_of_users_on_both_arms_are_no_others_answers() -> None:
     arms = half_answered(40, 0.25, 1), half_answered(40, 0.25, 2)
     alone = judged(arm_totals(*arms))
     both = [{**sums, "x": user(500, accepted, shown=500)} for sums, accepted in zip(arms, (0, 500), strict=True)]
-    assert judged(arm_totals(both[0], both[1])).metrics[0].estimate == pytest.approx(alone.metrics[0].estimate)
+    found = judged(arm_totals(both[0], both[1]))
+    assert found.metrics[0].estimate == pytest.approx(alone.metrics[0].estimate)
+    # Nor are they in any figure beside it: margins are shares of the mean of those who are compared.
+    for name in ("requests", "users"):
+        assert getattr(found, name) == getattr(alone, name)
+    for name in ("acceptance", "kept"):
+        for arm_name, rate in getattr(found, name).items():
+            assert rate.model_dump() == pytest.approx(getattr(alone, name)[arm_name].model_dump())
+    for metric, expected in zip(found.metrics, alone.metrics, strict=True):
+        assert metric.champion == pytest.approx(expected.champion) and metric.margin == pytest.approx(expected.margin)
+        assert metric.challenger == pytest.approx(expected.challenger) and metric.state == expected.state
+    assert "1 of 81 users were served by both arms" in {check.name: check.reason for check in found.checks}["both_arms"]

@@ -57,8 +57,15 @@ def query(folder: Path, statement: str) -> list[dict[str, Any]]:
     return pl.SQLContext(tables).execute(statement, eager=True).to_dicts()
 
 
-def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_both_arms", [0, 1])
+def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path, on_both_arms: int) -> None:
     store, test = world(baseline_seconds=0.0)
+    for number in range(on_both_arms):  # set aside
+        user, time = f"{number:032x}", NOW + 30
+        other = "champion" if assigned_arm(test, user, time) == "challenger" else "challenger"
+        of_test = {"arm": other, "experiment": "e", "assigned": "e"}
+        row = completion(f"both-{number}", user=user, prefix=f"both-{number}", time=time, credential=f"c{number}", **of_test)
+        store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", [row])
     assert test.plan
     verdict = decide.decide(test, test.plan, gather(store, test, test.plan, NOW + 60), NOW + 60)
     export(store, LIMITS, "e", tmp_path, NOW + 60)
@@ -74,6 +81,7 @@ def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path) -
     # Without earlier requests to adjust for, the difference of the rates is the gate's estimate.
     assert found.estimate == pytest.approx(of_arm["challenger"]["rate"] - of_arm["champion"]["rate"], abs=1e-12)
     assert {arm: round(row["requests"]) for arm, row in of_arm.items()} == verdict.requests
+    assert sum(verdict.users.values()) == USERS - on_both_arms
     assert min(row["weight"] for row in query(tmp_path, "SELECT weight FROM facts")) < 0.9, "the busy users are capped"
 
 
