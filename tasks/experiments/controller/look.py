@@ -121,8 +121,7 @@ def _beside(observed: ObservedTest) -> Found:
     of_watch = watched.stage.name == probation.WATCH
 
     def judge(totals: ArmTotals) -> tuple[Verdict, bool]:
-        found = probation.verdict_of(observed.plan, totals) if of_watch else anchor.verdict_of(watched, observed.plan, totals)
-        return found, False
+        return (probation if of_watch else anchor).verdict_of(watched, observed.plan, totals), False
 
     totals, (verdict, _) = _judged(observed, judge)
     if verdict.verdict == "undecided":

@@ -1,8 +1,8 @@
 """The probation of a version that the gate promoted, beside its control group, which the champion before still serves.
 
 The new champion is the challenger's arm of the same test, so the gate's own code compares it with the old one: a sure breach of
-a guardrail, or a metric that is surely worse than its margin, rolls it back. The rollback's decision is written first and once:
-the next run carries it out where a run is killed in between.
+a guardrail, or a metric that is surely worse than its margin while every quality check passes, rolls it back. The rollback's
+decision is written first and once: the next run carries it out where a run is killed in between.
 """
 
 from infra.records import Change, Decision, ExperimentRecord, Move, Plan, Verdict
@@ -14,6 +14,7 @@ from tasks.experiments.counting.totals import ArmTotals
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual
 from tasks.experiments.verdict.breach import breach
+from tasks.experiments.verdict.checks import run_checks
 from tasks.experiments.verdict.decide import Look, numbers, result_of, too_small, undecided
 from tasks.experiments.verdict.designs import counted
 
@@ -30,14 +31,20 @@ def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision |
     return decision_of(store, rollback_id(watched))
 
 
-def verdict_of(plan: Plan, totals: ArmTotals) -> Verdict:
-    """Return the verdict on a version on probation: "breach" or "reject" rolls it back, "undecided" goes on."""
-    found, totals = breach(plan, totals), counted(totals, plan)
+def verdict_of(watched: ExperimentRecord, plan: Plan, totals: ArmTotals) -> Verdict:
+    """Return the verdict on a version on probation: "breach" or "reject" rolls it back, "undecided" goes on.
+
+    It is a function of its arguments alone, so that a decision can be computed again.
+    """
+    everyone, totals = totals, counted(totals, plan)
     verdict = undecided(totals)
-    if found:
+    if found := breach(plan, everyone):
         return verdict.model_copy(update={"verdict": "breach", "reason": found.reason, "breached": found.metric})
     if obstacle := too_small(totals, plan):
         return verdict.model_copy(update={"reason": f"no breach; {obstacle}"})
+    verdict = verdict.model_copy(update={"checks": run_checks(everyone, watched.stage.share, plan)})
+    if failed := "; ".join(check.reason for check in verdict.checks if check.state != "passed"):
+        return verdict.model_copy(update={"reason": f"no breach; {failed}"})
     look = Look(plan, last=False)
     compared = look.compare(totals)
     update = {"metrics": tuple(result_of(each, look) for each in compared)}

@@ -54,9 +54,8 @@ def recompute(decision: Decision) -> Verdict:
     assert decision.evidence
     totals = of_evidence(decision.evidence)
     if decision.watched:
-        of_anchor = experiment.stage.name == anchor.ANCHOR
-        found = anchor.verdict_of(experiment, plan, totals) if of_anchor else probation.verdict_of(plan, totals)
-        return probation.taken_back(found)
+        judge = anchor if experiment.stage.name == anchor.ANCHOR else probation
+        return probation.taken_back(judge.verdict_of(experiment, plan, totals))
     if experiment.counting.name == "ramp":
         return ramp.verdict_of(experiment, plan, totals, decision.decided)[0]
     return decide(experiment, plan, totals, decision.decided)
