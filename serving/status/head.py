@@ -62,6 +62,8 @@ def acceptance_now(data: StatusData, shown: Decision | None, champion: str) -> M
         if decision:
             test = decision.experiment
             arms = {"champion": test.champion, "challenger": test.challenger}
+            if test.stage.name == "anchor":
+                arms["challenger"] = ""  # its figures are of all champions since the anchor
             rates = [rate for arm, rate in decision.verdict.acceptance.items() if arms[arm] == champion]
             found += [Measured(decision.decided, rate, "A/B test") for rate in rates]
     for cycle in data.cycles:

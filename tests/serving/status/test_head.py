@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from infra.records import Change, CycleOutcome, CycleProgress, Decision, LoopRun, Move
+from infra.records import Change, CycleOutcome, CycleProgress, Decision, LoopRun, Move, Stage
 from infra.storage import cycle_progress, loop_runs, moves
 from serving.status.head import engines
 from tests.serving.fakes import ADMIN, House, experiment
@@ -55,6 +55,17 @@ async def test_the_champion_its_acceptance_and_its_gain_stand_first(house: House
     assert found["acceptance now"][0].startswith("24.0 % [22.0, 26.0] of 900 requests, window of cycle-000003, ")
     assert found["gain over the base"][0] == "+2.00 [+0.50, +3.50] points, its test"
     assert found["A/B test"] == ("none runs", True)
+
+
+async def test_what_all_champions_since_the_anchor_had_is_not_the_newest_ones_acceptance(house: House) -> None:
+    now = time.time()
+    await serve(house, "2")
+    add_promotion(house, now)
+    add_cycles(house, now - 60)
+    stage = Stage(name="anchor", share=0.8, started=now - 50)
+    beside = experiment().model_copy(update={"id": "anchor-1", "stages": (stage,)})
+    house.registry.decision = Decision(experiment=beside, verdict=verdict(1400), decided=now, by="gate")
+    assert "of 900 requests, window of cycle-000003" in (await lines(house))["acceptance now"][0]
 
 
 async def test_a_gain_that_no_test_measured_is_not_claimed(house: House) -> None:
