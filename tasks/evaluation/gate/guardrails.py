@@ -14,7 +14,8 @@ MIN_PLACES = 60
 this many."""
 MIN_FILES = 8
 """Fewest files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and a few files do
-not show how files differ. Projects with fewer count together, as those with too few places do. A language needs none."""
+not show how files differ. Projects with fewer count together, as those with too few places do, where they have as many. A
+language needs none."""
 SLICED = "edit_similarity"
 """The metric that is guarded in every slice."""
 

@@ -37,27 +37,37 @@ def of_places(places: Places, known: np.ndarray, least: int, least_files: int) -
     Args:
         known: whether each place counts, [N].
         least: least number of places of a slice.
-        least_files: least number of files of a project.
+        least_files: least number of files of a project, or of small ones together.
     """
     found: dict[str, Slice] = {}
     notes: dict[str, str] = {}
     for name in places.slices:
         one = Slice.of([name], places)
-        counted = known & one.within
-        count, files = int(counted.sum()), effective(np.unique(places.files[counted], return_counts=True)[1].astype(float))
         if one.within[known].all():
             continue
-        if count < least:
-            notes[name] = f"{name}: {count} places, a verdict needs {least}"
-        elif name.startswith(PROJECT) and files < least_files:
-            notes[name] = f"{name}: {count} places in {files:.3g} files of equal size, a verdict needs {least_files}"
+        if lacking := lacks(name, places.files[known & one.within], least, least_files):
+            notes[name] = f"{name}: {lacking}"
         else:
             found[name] = one
     for kind in POOLED:
         small = [name for name in notes if name.startswith(f"{kind}: ")]
         together, name = Slice.of(small, places), f"{kind}: {len(small)} small ones"
-        counted = known & together.within
-        if len(small) > 1 and counted.sum() >= least and not together.within[known].all():
+        lacking = lacks(name, places.files[known & together.within], least, least_files)
+        if len(small) > 1 and not lacking and not together.within[known].all():
             found[name] = together
             notes |= {one: f"{notes[one]}; it counts with {name}" for one in small}
     return found, list(notes.values())
+
+
+def lacks(name: str, files: np.ndarray, least: int, least_files: int) -> str:
+    """Return what a slice lacks for a verdict; empty if nothing.
+
+    Args:
+        files: file of each of its places that count.
+    """
+    if len(files) < least:
+        return f"{len(files)} places, a verdict needs {least}"
+    equal = effective(np.unique(files, return_counts=True)[1].astype(float))
+    if name.startswith(PROJECT) and equal < least_files:
+        return f"{len(files)} places in {equal:.3g} files of equal size, a verdict needs {least_files}"
+    return ""

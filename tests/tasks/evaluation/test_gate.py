@@ -121,6 +121,18 @@ def test_a_project_in_few_files_has_no_vote_of_its_own(monkeypatch: pytest.Monke
     assert "project: few" in {f.slice for f in looser.findings}
 
 
+def test_small_projects_in_few_files_have_no_vote_together_either() -> None:
+    def named(few: int) -> list[PositionScore]:
+        """Three projects of as many files together, and another one."""
+        rows = [(i, s, f"project: {'abc'[i % 40 % 3]}" if i % 40 < few else "project: large") for i, s in enumerate(scores() * 2)]
+        return [replace(s, id=str(i), slices=(project,)) for i, s, project in rows]
+
+    few, enough = (gate_candidate(rows, rows, SETTINGS) for rows in (named(7), named(8)))
+    assert {f.slice for f in few.findings} == {"", "project: large"}
+    assert not any("it counts with" in note for note in few.left_out)
+    assert {f.slice for f in enough.findings} == {"", "project: large", "project: 3 small ones"}
+
+
 def test_longer_counts_beyond_the_true_text_only() -> None:
     """A candidate that writes whole lines where the champion wrote half is not longer; one that goes on after them is."""
     half = [replace(s, completion=s.truth[: len(s.truth) // 2]) for s in scores()]
