@@ -98,6 +98,11 @@ def progress(experiment: ExperimentRecord, look: Look) -> Progress | None:
     return Progress(requests, plan.planned_requests, min(by_requests, by_clock), by_clock < by_requests, plan.sample)
 
 
+def divided(plan: Plan | None) -> str:
+    """Return in words what a test divides between the arms."""
+    return "each user's blocks of time" if plan and plan.design == "crossover" else "users"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in words."""
     minutes = max(0.0, seconds) / 60

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.pages.experiment_view import metric_rows, progress, sequences
+from infra.pages.experiment_view import divided, metric_rows, progress, sequences
 from infra.pages.figures import arm_rows
 from infra.records import Decision, ExperimentRecord, Look
 from serving.metrics import Metrics
@@ -92,6 +92,7 @@ def _experiment(
     plan = experiment.plan if experiment else None
     return {
         "share": experiment.stage_at(now).share if experiment else 0.0,
+        "divided": divided(plan),
         "stages": experiment.stages if experiment else (),
         "planned": plan.planned if plan else "",
         "progress": progress(experiment, looks[-1]) if experiment and looks else None,

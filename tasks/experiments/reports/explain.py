@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.pages import figures
+from infra.pages.experiment_view import divided
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, StageName
 from infra.storage import cycles
 from infra.storage import looks as looks_log
@@ -111,7 +112,8 @@ def _experiment(store: ObjectStore, outcome: CycleOutcome) -> Iterator[Section]:
         yield "experiment", ["none: " + outcome.reason]
         return
     record = ExperimentRecord.model_validate(store.get_json(f"experiments/{outcome.experiment}.json"))
-    opened = f"{record.id}: against version {record.champion}, {record.share:.0%} of users, since {when(record.started)}"
+    share = f"{record.share:.0%} of {divided(record.plan)}"
+    opened = f"{record.id}: against version {record.champion}, {share}, since {when(record.started)}"
     yield "experiment", [opened]
     last = _last_looks(store, record.id)
     yield from ((name, [look_line(look).strip()]) for name, look in last.items() if name != "watch")

@@ -122,6 +122,15 @@ async def test_the_page_shows_sequences_margins_checks_stages_and_the_planned_en
     assert "1900 of 2000 requests" in await _page(house)
 
 
+async def test_a_crossover_divides_blocks_of_time(house: House) -> None:
+    record = await run_watched_test(house, time.time(), 200)
+    assert record.plan
+    crossover = record.plan.model_copy(update={"design": "crossover"})
+    house.registry.experiment = record.model_copy(update={"plan": crossover})
+    await house.follow()
+    assert "Version 2 against 1, 50 % of each user&#39;s blocks of time" in await _page(house)
+
+
 async def test_a_test_that_has_ended_is_shown_with_its_looks(house: House) -> None:
     record = await run_watched_test(house, time.time(), 200)
     _put(house, "experiments/e1.json", record)
