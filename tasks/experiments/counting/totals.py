@@ -22,7 +22,7 @@ from tasks.labels.counted import read_requests
 from tasks.labels.pipeline import JoinAll
 from tasks.labels.sampled import Sample
 from tasks.labels.shares import codes
-from tasks.rewards.weights import scale
+from tasks.rewards.scaling import ROUNDING, scale
 
 DAY = users.DAY
 ARMS: tuple[Arm, Arm] = ("champion", "challenger")
@@ -308,6 +308,11 @@ def cap_requests(sums: pl.DataFrame, plan: Plan) -> pl.DataFrame:
         groups = [(codes(arm["credential"]), plan.max_credential_weight)]
         arms.append(_scaled(arm, pl.Series(scale(arm["requests"].to_numpy(), groups), dtype=pl.Float64)))
     return pl.concat([capped.clear(), *arms])
+
+
+def least_credentials(plan: Plan) -> int:
+    """Return the number of credentials on an arm below which none of its requests counts."""
+    return math.ceil((1 - ROUNDING) / plan.max_credential_weight)
 
 
 def _median_requests(sums: pl.DataFrame) -> float:

@@ -27,13 +27,13 @@ from infra.records.experiments import Design
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
+from tasks.experiments.counting.totals import least_credentials
 from tasks.experiments.counting.traffic import DAY, MAX_DAYS, Traffic, divide, longest_days, recent
 from tasks.experiments.planning.plan import make_plan, unplanned
 from tasks.experiments.verdict.decide import NOVELTY_ALPHA, Look, tolerated_users, weights_of
 from tasks.experiments.verdict.designs import compare
 from tasks.labels import users
 from tasks.labels.pipeline import JoinAll
-from tasks.rewards.scaling import ROUNDING
 from tasks.statistics.multiple import joint_levels
 from tasks.statistics.ratios import deciders, leave_one_out, widen
 
@@ -199,8 +199,7 @@ def obstacle_of(users: int, plan: Plan, design: Design) -> str:
 
     Each user has a credential at least (Traffic.counted).
     """
-    credentials = math.ceil((1 - ROUNDING) / plan.max_credential_weight)  # with fewer on an arm, none counts
-    least = max(plan.min_users, credentials)
+    least = max(plan.min_users, least_credentials(plan))
     setting = f"experiment.{'min_users' if least == plan.min_users else 'max_credential_weight'}"
     if users < least * (1 if design == "crossover" else 2):
         return f"{users} users with a history, {setting} asks for {least}{'' if design == 'crossover' else ' an arm'}"

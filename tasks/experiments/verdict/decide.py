@@ -11,7 +11,7 @@ import numpy as np
 
 from infra.pages import figures
 from infra.records import Arm, CheckResult, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
-from tasks.experiments.counting.totals import ARMS, ArmTotals
+from tasks.experiments.counting.totals import ARMS, MADE, ArmTotals, least_credentials
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
 from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, counted, units
@@ -152,6 +152,9 @@ def over(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float
 def too_small(totals: ArmTotals, plan: Plan) -> str:
     """Describe the users or requests that a verdict lacks; empty if there are enough."""
     users, requests = units(totals, plan), totals.requests
+    if none := [arm for arm in ARMS if totals.during[arm][MADE].any() and not totals.during[arm]["requests"].any()]:
+        asked = f"{least_credentials(plan)} credentials are asked (experiment.max_credential_weight)"
+        return f"no request of the {none[0]}'s arm counts: {asked}"
     if min(users.values()) < plan.min_users:
         return f"{users['challenger']} and {users['champion']} users, {plan.min_users} an arm are asked (experiment.min_users)"
     if min(requests.values()) < plan.min_requests:

@@ -10,6 +10,7 @@ from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.totals import ArmTotals, of_evidence, total
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.stages import ramp
+from tasks.experiments.verdict.decide import decide
 from tests.tasks.experiments.test_totals import labelled
 from tests.tasks.made import NOW, completion, feedback
 
@@ -71,3 +72,10 @@ def test_a_breach_is_seen_with_fewer_credentials_than_the_cap_asks_for(design: D
     assert test.plan
     verdict, passed = ramp.verdict_of(test, test.plan, totals_of(test, BLOCKS, **fault), END)
     assert (verdict.verdict, passed) == ("breach", False), verdict.reason
+
+
+def test_a_test_in_which_no_request_counts_names_the_cap() -> None:
+    test = ramp_of("by_user", make_plan(SETTINGS, Collect()))
+    assert test.plan
+    reason = "no request of the challenger's arm counts: 5 credentials are asked (experiment.max_credential_weight)"
+    assert decide(test, test.plan, totals_of(test, 2), END - 1).reason == reason
