@@ -84,7 +84,7 @@ def _test(observed: ObservedTest) -> Found:
     experiment, plan = observed.experiment, observed.plan
     totals, (verdict, _) = _judged(observed, lambda totals: (decide(experiment, plan, totals, observed.now), False))
     if verdict.inconclusive and plan.inconclusive == "pause":
-        open_end = verdict.model_copy(update={"verdict": "undecided"})  # what is shown, since a person decides
+        open_end = verdict.model_copy(update={"verdict": "undecided"})  # of the look that is shown: a person decides
         return Found(open_end, stage=stages.pause(experiment, observed.now, verdict.reason))
     if verdict.verdict == "undecided":
         return Found(verdict)
