@@ -127,8 +127,10 @@
   });
   at("confirm").addEventListener("click", async () => {
     at("sure").hidden = true;
+    let asked = false;
     try {
       let told = await call(path, body);
+      asked = true;
       while (told.state === "waiting") {
         say("waiting: " + told.message);
         await wait(2000);
@@ -136,7 +138,7 @@
       }
       say(told.state + ": " + told.message);
     } catch (error) {
-      say("refused: " + error.message);
+      say((asked ? "asked for, but its state is not known: " : "refused: ") + error.message);
     }
     ask(false);
     offer();

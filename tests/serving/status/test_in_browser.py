@@ -80,6 +80,17 @@ async def test_an_administrator_promotes_in_the_browser(house: House, page: Tab)
     assert page.problems == [], "no violation of the policy, no exception"
 
 
+async def test_a_move_whose_answer_cannot_be_read_is_not_called_refused(house: House, page: Tab) -> None:
+    await page.run(
+        """window.real = window.fetch;
+        window.fetch = (path, options) => options.method === "POST" ? real(path, options) : Promise.reject(new Error("away"))"""
+    )
+    await page.run(FILL.format(token=json.dumps(ADMIN)))
+    await page.run("document.getElementById('confirm').click()")
+    await said(page, "asked for, but its state is not known: away")
+    assert len(list(move_requests.waiting(house.store))) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "path_kind", "version", "says"),
     [
