@@ -96,6 +96,18 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- end }}
 {{- end }}
 
+{{- define "tabloop.checkTraces" -}}
+{{- $traces := .Values.monitoring.traces }}
+{{- range include "tabloop.traceSecrets" . | fromJsonArray }}
+{{- if hasKey $traces . }}
+{{- fail (printf "monitoring.traces.%s: it may hold a credential; expected %s in the Secrets of app and worker" . .) }}
+{{- end }}
+{{- end }}
+{{- if and $traces .Values.networkPolicy.enabled (not .Values.networkPolicy.traces.to) }}
+{{- fail "networkPolicy.traces.to is empty: expected the peers of the collector that monitoring.traces names" }}
+{{- end }}
+{{- end }}
+
 {{- define "tabloop.checks" -}}
 {{- if not .Values.image.repository }}
 {{- fail "image.repository is empty: expected the images' name without target: --set image.repository=REGISTRY/tabloop" }}
@@ -105,6 +117,7 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- include "tabloop.checkSizes" . }}
 {{- include "tabloop.checkEngines" . }}
 {{- include "tabloop.checkEvaluation" . }}
+{{- include "tabloop.checkTraces" . }}
 {{- $token := .Values.monitoring.tokenSecret }}
 {{- if and .Values.monitoring.podMonitors (not (and $token.name $token.key)) }}
 {{- fail "monitoring.podMonitors = true: monitoring.tokenSecret has no name and key; expected a token with the role metrics" }}

@@ -65,7 +65,8 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Variables of a component, each from its own Secret's key; "needed" must be there, "optional" may. */}}
+{{/* Variables of a component, each from its own Secret's key; "needed" must be there, "optional" may. The values of "variables" are no
+secrets. */}}
 {{- define "tabloop.env" -}}
 {{- $secret := include "tabloop.secret" . }}
 - {name: TABLOOP_SETTINGS, value: /etc/tabloop/settings.toml}
@@ -77,10 +78,19 @@ securityContext:
 - name: {{ . }}
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ . }}}}
 {{- end }}
+{{- range $name, $value := .variables }}
+- {name: {{ $name }}, value: {{ quote $value }}}
+{{- end }}
 {{- range concat (list "TABLOOP_STORE__ACCESS_KEY" "TABLOOP_STORE__SECRET_KEY") (.optional | default list) }}
 - name: {{ . }}
   valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ . }}, optional: true}}
 {{- end }}
+{{- end }}
+
+{{/* Variables of traces that may hold a credential. */}}
+{{- define "tabloop.traceSecrets" -}}
+{{- $headers := list "OTEL_EXPORTER_OTLP_HEADERS" "OTEL_EXPORTER_OTLP_TRACES_HEADERS" }}
+{{- empty .Values.monitoring.traces | ternary list $headers | toJson }}
 {{- end }}
 
 {{/* A container of tabloop's: image, security and environment, without its command. */}}

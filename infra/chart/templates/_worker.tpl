@@ -10,4 +10,7 @@ optional:
   - TABLOOP_REGISTRY__USERNAME
   - TABLOOP_REGISTRY__PASSWORD
   - TABLOOP_REGISTRY__TOKEN
+  {{- range include "tabloop.traceSecrets" . | fromJsonArray }}
+  - {{ . }}
+  {{- end }}
 {{- end }}

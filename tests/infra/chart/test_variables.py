@@ -1,0 +1,87 @@
+"""The chart, rendered by helm: variables of the pods that are no settings, and a pod for each secret."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.settings import Settings
+from infra.settings.in_force import flat
+from tests.infra.chart.helm import objects, of_size, template
+from tests.infra.chart.rules import faults, pods
+
+ENDPOINT = "http://otel-collector.monitoring.svc:4318"
+HEADERS = {"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
+TRACES: dict[str, Any] = {
+    "monitoring": {"traces": {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT, "OTEL_TRACES_SAMPLER_ARG": "0.1"}},
+    "networkPolicy": {"traces": {"to": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]}},
+}
+
+
+def variables(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the variables of the first container of each component's pod, by name."""
+    return {
+        pod.labels["app.kubernetes.io/component"]: {each["name"]: each for each in pod.spec["containers"][0]["env"]}
+        for pod in pods(found)
+    }
+
+
+def test_app_and_worker_send_traces_and_may_reach_the_collector(tmp_path: Path) -> None:
+    found = objects("team", values=TRACES, folder=tmp_path)
+    assert faults(found) == []
+    of_pods = variables(found)
+    sending = {name for name, each in of_pods.items() if "OTEL_EXPORTER_OTLP_ENDPOINT" in each}
+    assert sending == {"app", "worker"}
+    for name in sending:
+        assert of_pods[name]["OTEL_EXPORTER_OTLP_ENDPOINT"]["value"] == ENDPOINT
+        assert of_pods[name]["OTEL_TRACES_SAMPLER_ARG"]["value"] == "0.1"
+        assert all(of_pods[name][header]["valueFrom"]["secretKeyRef"]["optional"] for header in HEADERS)
+    open_to = {
+        each["metadata"]["name"]
+        for each in found
+        if each["kind"] == "NetworkPolicy" and TRACES["networkPolicy"]["traces"]["to"][0] in _peers(each)
+    }
+    assert open_to == {"tabloop-app", "tabloop-worker"}
+    assert not any(name.startswith("OTEL_") for each in variables(of_size("team")).values() for name in each)
+
+
+def _peers(policy: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        peer
+        for rule in policy["spec"].get("egress") or ()
+        if {"protocol": "TCP", "port": 4318} in rule.get("ports", ())
+        for peer in rule["to"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (
+            ("monitoring.traces.OTEL_EXPORTER_OTLP_ENDPOINT=http://c:4318",),
+            r"networkPolicy.traces.to is empty: expected the peers",
+        ),
+        (("monitoring.traces.OTEL_EXPORTER_OTLP_HEADERS=a=b",), r"traces.OTEL_EXPORTER_OTLP_HEADERS: it may hold a credential"),
+        (("monitoring.traces.OTLP_ENDPOINT=http://c:4318",), r"'/monitoring/traces'.*'OTLP_ENDPOINT'"),
+    ],
+)
+def test_a_wrong_variable_of_traces_is_named(sets: tuple[str, ...], expected: str) -> None:
+    ended = template("team", *sets)
+    assert ended.code != 0 and re.search(expected, ended.error), ended.error
+
+
+def test_a_pod_reads_every_secret_that_the_chart_wants_in_a_secret() -> None:
+    """Those of `serving.engines`, external servers, stand in one variable: test_other_servers.py."""
+    read = {name for each in variables(of_size("team")).values() for name in each}
+    secret = {key for key in flat(Settings().model_dump()) if "SecretStr" in _annotation(key)} - {"serving.engines"}
+    wanted = {f"TABLOOP_{key.replace('.', '__').upper()}" for key in secret}
+    assert "TABLOOP_SERVING__SIMULATION_TOKEN" in wanted and wanted <= read, wanted - read
+
+
+def _annotation(key: str) -> str:
+    section: Any = Settings
+    *groups, last = key.split(".")
+    for name in groups:
+        section = section.model_fields[name].annotation
+    return str(section.model_fields[last].annotation)
