@@ -24,6 +24,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.storage.parquet import packed
 from infra.storage.store import AlreadyExists, ObjectStore, sha256
 
 log = logging.getLogger(__name__)
@@ -256,9 +257,7 @@ def _packed(inputs: Inputs) -> bytes:
 
 def _bytes(rows: pl.DataFrame, about: dict[str, str]) -> bytes:
     table = rows.to_arrow(compat_level=pl.CompatLevel.oldest()).replace_schema_metadata({ABOUT: json.dumps(about).encode()})
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+    return packed(table)
 
 
 def _table(store: ObjectStore, key: str) -> tuple[pl.DataFrame, dict[str, object], str]:

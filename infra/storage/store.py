@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import io
 import json
 import random
 import time
@@ -14,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
-import pyarrow as pa
-import pyarrow.parquet as pq
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
@@ -25,6 +22,7 @@ from infra import settings as settings_
 from infra.records import Record
 from infra.settings.schema import Store as StoreSettings
 from infra.storage import answers
+from infra.storage.parquet import from_parquet, to_parquet
 from infra.storage.scope import COMMON
 
 if TYPE_CHECKING:
@@ -374,22 +372,6 @@ class ObjectStore:
             again = "Check store.endpoint, and with `tabloop status` that the server runs; then run the step again"
             return Unreachable(f"{said}; gave up after {ATTEMPTS} attempts. {again}")
         return Refused(f"{said}. {answers.advice(error)}")
-
-
-def to_parquet(rows: Sequence[Record]) -> bytes:
-    """Return records of one type as Parquet; equal rows give equal bytes."""
-    table = pa.Table.from_pylist([row.model_dump(mode="json") for row in rows])
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
-
-
-def from_parquet(body: bytes, record: type[R]) -> list[R]:
-    """Return the records in Parquet bytes, each validated."""
-    # Polars, since a process that ends while Arrow starts its threads is aborted; here, since serving only writes.
-    import polars as pl
-
-    return [record.model_validate(row) for row in pl.read_parquet(io.BytesIO(body)).to_dicts()]
 
 
 def sha256(parts: Iterable[bytes]) -> str:

@@ -30,6 +30,7 @@ from infra.storage.events import segments, tombstones
 from infra.storage.events.read import is_shipped, parts_of
 from infra.storage.events.segments import Segment
 from infra.storage.events.tombstones import ErasedSubjects
+from infra.storage.parquet import packed
 from infra.storage.store import AlreadyExists, ObjectStore
 from tasks.labels.users import USERS
 
@@ -186,7 +187,7 @@ def remove_rows(
         if key.startswith((EVENTS, OFFLINE)) and not any(part.table.num_rows for part in kept):
             store.delete(key)
         else:
-            store.put(key, segments.pack(kept) if segments.is_container(key) else segments.alone(kept[0].table))
+            store.put(key, segments.pack(kept) if segments.is_container(key) else packed(kept[0].table))
     return removed
 
 

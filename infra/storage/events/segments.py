@@ -9,7 +9,6 @@ that were shipped, compacted or not.
 """
 
 import hashlib
-import io
 import json
 import math
 import re
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.records import ObjectReference
+from infra.storage.parquet import packed
 from infra.storage.store import sha256
 
 CONTAINER = re.compile(r"^(?P<folder>.+)/compact-(?P<digest>[0-9a-f]{32})-(?P<first>.+)--(?P<last>.+)\.parquet$")
@@ -131,9 +131,7 @@ def pack(segments: Sequence[Segment]) -> bytes:
     whole = pa.concat_tables([s.table for s in ordered], promote_options="permissive").replace_schema_metadata(
         {PARTS: json.dumps(parts).encode()}
     )
-    sink = io.BytesIO()
-    pq.write_table(whole, sink, compression="zstd")
-    body = sink.getvalue()
+    body = packed(whole)
     for before, after in zip(ordered, unpack(container_key([s.key for s in ordered]), body), strict=True):
         if (before.key, before.sha256, before.last, _rows(before)) != (after.key, after.sha256, after.last, _rows(after)):
             raise NotTheSame(f"{before.key}: the segment read back from its container differs; it stays an object of its own")
@@ -169,11 +167,4 @@ def without(part: Segment, column: str, names: frozenset[str]) -> Segment:
     if all(retained):
         return part
     table = part.table.filter(pa.array(retained, pa.bool_()))
-    return replace(part, table=table, sha256=hashlib.sha256(alone(table)).hexdigest())
-
-
-def alone(table: pa.Table) -> bytes:
-    """Return the bytes of a segment that is an object of its own."""
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+    return replace(part, table=table, sha256=hashlib.sha256(packed(table)).hexdigest())
