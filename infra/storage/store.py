@@ -303,11 +303,11 @@ class ObjectStore:
         """Download a directory that put_directory uploaded, and verify each file.
 
         Raises:
-            Incomplete: the directory's checksums are missing.
+            Incomplete: the directory's checksums or a file are missing.
             Corrupt: a file's bytes do not match their checksum.
         """
         for name, expected in json.loads(self.checksums(prefix)).items():
-            body = self.get(f"{prefix}/{name}")
+            body = self._of_directory(prefix, name)
             if (digest := hashlib.sha256(body).hexdigest()) != expected:
                 raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {digest}, expected {expected}")
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -315,11 +315,15 @@ class ObjectStore:
 
     def checksums(self, prefix: str) -> bytes:
         """Return the checksums of a directory's files as they are stored, in JSON. Raises Incomplete if they are missing."""
+        return self._of_directory(prefix, CHECKSUMS)
+
+    def _of_directory(self, prefix: str, name: str) -> bytes:
+        """Return the bytes of a directory's file. Raises Incomplete if it is missing."""
         try:
-            return self.get(f"{prefix}/{CHECKSUMS}")
+            return self.get(f"{prefix}/{name}")
         except KeyError as error:
             raise Incomplete(
-                f"{self.uri(prefix)}: {CHECKSUMS} is missing: the upload has not finished, or retention removed the directory. "
+                f"{self.uri(prefix)}: {name} is missing: the upload has not finished, or retention removed the directory. "
                 "Choose a model version without the tag checkpoint_removed"
             ) from error
 

@@ -144,6 +144,14 @@ def test_reading_a_directory_without_checksums_is_refused(any_store: ObjectStore
         assert REMOVED_TAG in message
 
 
+def test_a_directory_that_loses_a_file_meanwhile_is_incomplete(any_store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"x")
+    any_store.put_directory("t/removed-now", tmp_path)
+    any_store.delete("t/removed-now/weights")
+    with pytest.raises(Incomplete, match=rf"t/removed-now: weights is missing: .*retention.*{REMOVED_TAG}"):
+        any_store.get_directory("t/removed-now", tmp_path / "out")
+
+
 def test_a_file_with_a_wrong_checksum_is_reported_as_corrupt(any_store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"right")
     any_store.put_directory("t/changed", tmp_path)
