@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from botocore.exceptions import (
+    BotoCoreError,
     ClientError,
     CredentialRetrievalError,
     InvalidRegionError,
@@ -23,6 +24,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 Kind = Literal["missing", "taken", "conflict", "unsupported", "away", "refused"]
 """missing: no object has the key; taken: the condition of a write does not hold; conflict: nothing was done, repeat the request;
@@ -64,6 +66,7 @@ NO_BUCKET = frozenset({"NoSuchBucket", "InvalidBucketName", "AllAccessDisabled"}
 CHANGED = frozenset({"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"})
 ARCHIVED = frozenset({"InvalidObjectState"})
 
+FAILURES = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, MetadataRetrievalError)
 WRONG = (InvalidRegionError, PaginationError, ParamValidationError, ResponseParserError)
 NO_LOGIN = (NoAuthTokenError, TokenRetrievalError, SSOError, LoginError)

@@ -14,14 +14,13 @@ from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
-from urllib3.exceptions import HTTPError
+from botocore.exceptions import ClientError
 
 from infra import settings as settings_
 from infra.records import Record
 from infra.settings.schema import Store as StoreSettings
-from infra.storage import answers
+from infra.storage import answers, parts
+from infra.storage.answers import FAILURES
 from infra.storage.parquet import from_parquet, to_parquet
 from infra.storage.scope import COMMON
 
@@ -33,7 +32,6 @@ else:
 CHECKSUMS = "checksums.json"
 PROBE, PROBED = "probes/conditional-put", b"probe"
 ATTEMPTS = 4
-FAILURES = (ClientError, BotoCoreError, ResponseParserError, HTTPError, OSError)
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
@@ -160,8 +158,16 @@ class ObjectStore:
 
     def put(self, key: str, body: bytes) -> str:
         """Write an object and return its SHA-256 in hex; writing the same bytes again is allowed."""
-        self._ask("write", key, partial(self._client.put_object, Bucket=self.bucket, Key=key, Body=body))
+        self._ask(
+            "write", key, partial(self._client.put_object, Bucket=self.bucket, Key=key, Body=body, ContentMD5=parts.md5(body))
+        )
         return hashlib.sha256(body).hexdigest()
+
+    def put_file(self, key: str, file: Path) -> str:
+        """Write a file as an object, in parts if it is large, and return its SHA-256 in hex."""
+        if file.stat().st_size <= parts.PART_BYTES:
+            return self.put(key, file.read_bytes())
+        return parts.upload(self._client, self.bucket, key, file, partial(self._ask, "write", key))
 
     def put_new(self, key: str, body: bytes) -> str:
         """Write an object only if the key is free (a conditional put), and return its SHA-256 in hex.
@@ -188,8 +194,8 @@ class ObjectStore:
         return hashlib.sha256(body).hexdigest()
 
     def _put_if_free(self, key: str, body: bytes) -> None:
-        put = partial(self._client.put_object, Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
-        self._ask("write once", key, put, conditional=True)
+        where = {"Bucket": self.bucket, "Key": key, "Body": body, "ContentMD5": parts.md5(body)}
+        self._ask("write once", key, partial(self._client.put_object, **where, IfNoneMatch="*"), conditional=True)
 
     def _recognise(self, key: str, body: bytes, error: AlreadyExists | Unreachable) -> None:
         """Return if the key holds these bytes; else raise the error of the write."""
@@ -291,7 +297,7 @@ class ObjectStore:
     def put_directory(self, prefix: str, directory: Path) -> dict[str, str]:
         """Upload a directory's files, then their checksums, which mark the upload as complete; return the checksums."""
         names = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
-        checksums = {name: self.put(f"{prefix}/{name}", (directory / name).read_bytes()) for name in names}
+        checksums = {name: self.put_file(f"{prefix}/{name}", directory / name) for name in names}
         self.put_json(f"{prefix}/{CHECKSUMS}", checksums)
         return checksums
 

@@ -2,7 +2,7 @@
 
 import threading
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +26,8 @@ class Answer:
     """Answers only requests with this method."""
     conditional: bool = False
     """Answers only requests with If-None-Match."""
+    without: str = ""
+    """Answers only requests without this header."""
     does: Literal["nothing", "executes"] = "nothing"
     """Whether the request is executed all the same."""
     headers: tuple[tuple[str, str], ...] = ()
@@ -53,11 +55,12 @@ class S3Server:
     """Method, path and If-None-Match of each request."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer_for(self, method: str, conditional: bool) -> Answer | None:
+    def answer_for(self, method: str, headers: Mapping[str, str]) -> Answer | None:
         """Return the planned answer to a request, if any."""
         for answers in (self.planned, self.always):
             for answer in answers:
-                if answer.method in ("", method) and (conditional or not answer.conditional):
+                meant = answer.method in ("", method) and answer.without not in headers
+                if meant and ("If-None-Match" in headers or not answer.conditional):
                     if answers is self.planned:
                         answers.remove(answer)
                     return answer
@@ -116,7 +119,7 @@ def serving(server: S3Server) -> Iterator[str]:
             condition, path = self.headers.get("If-None-Match", ""), unquote(parts.path)
             with server.lock:
                 server.requests.append((self.command, path, condition))
-                planned = server.answer_for(self.command, bool(condition))
+                planned = server.answer_for(self.command, self.headers)
                 if planned is None or planned.does == "executes":
                     status, content = server.execute(self.command, path, query, body, condition)
             if planned is not None:

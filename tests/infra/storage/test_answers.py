@@ -78,6 +78,16 @@ def test_a_server_that_ignores_the_condition_is_refused(server: S3Server, store:
         store.check_conditional_puts()
 
 
+def test_a_bucket_with_object_lock_takes_every_write(server: S3Server, store: ObjectStore) -> None:
+    """AWS refuses a write without a checksum there, as InvalidRequest, which a conditional write would take for its own."""
+    words = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock parameters"
+    server.always.append(Answer(400, "InvalidRequest", words, method="PUT", without="Content-MD5"))
+    store.check_conditional_puts()
+    store.put("a", b"x")
+    assert store.add("once", RECORD) and not store.add("once", OTHER)
+    assert server.objects["b/a"] == b"x"
+
+
 def test_an_address_that_is_no_object_store_is_refused_before_anything_is_written(server: S3Server, store: ObjectStore) -> None:
     server.always.append(Answer(200, body=b"<html>Console</html>"))
     with pytest.raises(Refused, match=r"store\.endpoint = .*wrote b'probe'.*read b'<html>"):

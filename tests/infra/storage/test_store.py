@@ -1,9 +1,11 @@
 """The object store: round trips on the stack's server, conditional puts also on a server that honours them."""
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest
 
 from infra.records import ObjectReference
 from infra.registry.client import REMOVED_TAG
@@ -16,6 +18,7 @@ from infra.storage.store import (
     Incomplete,
     ObjectStore,
     Refused,
+    Unreachable,
     from_parquet,
     sha256,
     to_parquet,
@@ -130,6 +133,34 @@ def test_a_directory_is_unchanged_by_a_round_trip(any_store: ObjectStore, tmp_pa
     any_store.get_directory("t/model", tmp_path / "out")
     assert (tmp_path / "out/config.json").read_text() == "{}"
     assert (tmp_path / "out/sub/weights").read_bytes() == b"\x01" * 1000
+
+
+def note_size(sizes: list[int], request: AWSPreparedRequest, **_: object) -> None:
+    sizes.append(int(request.headers.get("Content-Length") or 0))
+
+
+def test_a_large_file_is_uploaded_in_parts(any_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 5 << 20)  # the least of S3
+    sizes: list[int] = []
+    any_store._client.meta.events.register_first("before-send.s3", note := partial(note_size, sizes))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/weights").write_bytes(bytes(range(256)) * (11 << 12))
+    checksums = any_store.put_directory("t/large", tmp_path / "in")
+    any_store._client.meta.events.unregister("before-send.s3", note)
+    assert checksums == {"weights": sha256([(tmp_path / "in/weights").read_bytes()])}
+    assert max(sizes) == 5 << 20, "AWS refuses more than 5 GiB in one request"
+    any_store.get_directory("t/large", tmp_path / "out")
+    assert (tmp_path / "out/weights").read_bytes() == (tmp_path / "in/weights").read_bytes()
+
+
+def test_an_upload_that_fails_leaves_no_parts(strict_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 5 << 20)
+    (tmp_path / "weights").write_bytes(bytes(6 << 20))
+    monkeypatch.setattr(strict_store._client, "complete_multipart_upload", lambda **_: (_ for _ in ()).throw(OSError("cut")))
+    with pytest.raises(Unreachable, match="t/part"):
+        strict_store.put_file("t/part", tmp_path / "weights")
+    assert not strict_store.exists("t/part")
+    assert not strict_store._client.list_multipart_uploads(Bucket=strict_store.bucket).get("Uploads")
 
 
 def test_reading_a_directory_without_checksums_is_refused(any_store: ObjectStore, tmp_path: Path) -> None:
