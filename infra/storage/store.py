@@ -198,10 +198,11 @@ class ObjectStore:
         self._ask("write once", key, partial(self._client.put_object, **where, IfNoneMatch="*"), conditional=True)
 
     def _recognise(self, key: str, body: bytes, error: AlreadyExists | Unreachable) -> None:
-        """Return if the key holds these bytes; else raise the error of the write."""
+        """Return if the key holds these bytes, raise AlreadyExists if it holds others, else the error of the write."""
         try:
             if self.get(key) == body:
                 return
+            error = AlreadyExists(f"{self.uri(key)} exists and is never overwritten")
         except KeyError:
             if isinstance(error, AlreadyExists):
                 raise Unreachable(f"{self.uri(key)}: a write found it taken, a read found nothing; run the step again") from error

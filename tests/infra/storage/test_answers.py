@@ -118,6 +118,9 @@ def test_a_conflict_is_repeated(server: S3Server, store: ObjectStore, status: in
     with pytest.raises(Unreachable, match="could not write once s3://b/lasting: HTTP 409"):
         store.put_once("lasting", RECORD)
     assert sum(request[:2] == ("PUT", "/b/lasting") for request in server.requests) == 4
+    server.planned.append(Answer(404, method="HEAD"))  # another writer's object comes after the look-up
+    server.objects["b/lasting"] = OTHER.model_dump_json().encode()
+    assert store.put_once("lasting", RECORD) == OTHER, "a read shows who won, although the write never does"
 
 
 def test_another_409_is_refused_with_the_servers_words(server: S3Server, store: ObjectStore) -> None:
