@@ -218,7 +218,7 @@ async def of_engine(settings: Settings, bench: Bench) -> float:
     count = ENGINE_COMPLETIONS.of(bench.quick)
     pairs = await asyncio.to_thread(serving.prompts, settings, count)
     bodies = [serving.editor_body(settings, text) for text, _ in pairs]
-    url = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
+    url = f"{settings.serving.completions_url}/v1/completions"
     http: aiohttp.ClientSession
     async with session(settings.serving.simulation_token) as http:
         _, seconds = await stream_completions(http, url, bodies, STREAMS)

@@ -109,7 +109,7 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
     blocks, requests = BLOCKS.of(bench.quick), REQUESTS.of(bench.quick)
     pairs = prompts(settings, sum(blocks[concurrency] * requests[concurrency] for concurrency in blocks))
     developers.simulation_token(settings)  # raises where it is missing
-    app = f"http://{settings.serving.host}:{settings.serving.port}/v1/completions"
+    app = f"{settings.serving.completions_url}/v1/completions"
     async with session(settings.serving.simulation_token) as http:
         async with plain_vllm(settings, http) as plain:
             async for one in compare(http, settings, pairs, (app, plain), bench):
@@ -152,7 +152,7 @@ async def compare(
     app, plain = servers
     sampling, waiting = settings.serving.sampling, iter(pairs)
     plain_body = {"model": "plain", "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "stream": True}
-    status = f"http://{settings.serving.host}:{settings.serving.port}/admin/status"
+    status = f"{settings.serving.completions_url}/admin/status"
     async with http.get(status, headers=bearer(settings.serving.admin_token)) as response:
         slots = (await response.json())["slots"]
     champion = next(slot["url"] for slot in slots if slot["role"] == "champion")

@@ -140,7 +140,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         addresses={
             "Prefect": configuration.masked(settings.orchestration.api, "").removesuffix("/api"),
             "MLflow": configuration.masked(settings.registry.uri, ""),
-            "serving": f"http://{settings.serving.host}:{settings.serving.port}",
+            "serving": settings.serving.completions_url,
         },
     )
 

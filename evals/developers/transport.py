@@ -60,8 +60,8 @@ def stack_address(settings: Settings) -> Address:
     """Return the address of the local stack's server with the simulated developers' token. Raises ValueError without one."""
     serving = settings.serving
     return Address(
-        api_base=f"http://{serving.host}:{serving.port}/v1",
-        feedback_url=f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
+        api_base=f"{serving.completions_url}/v1",
+        feedback_url=f"{serving.feedback_url}/v1/continue/events",
         token=simulation_token(settings),
         model=settings.model.name,
     )

@@ -40,10 +40,10 @@ def invite(
 
     settings = settings_.load()
     serving = settings.serving
-    own = "127.0.0.1" if serving.host in ("0.0.0.0", "::") else serving.host
-    here, feedback = (f"http://{own}:{port}" for port in (serving.port, serving.feedback_port))
     with errors.expected(ValueError, code=errors.WRONG_USE):
-        where = editors.reached(host or here, token, settings.model.name, project, "" if host else feedback)
+        where = editors.reached(
+            host or serving.completions_url, token, settings.model.name, project, "" if host else serving.feedback_url
+        )
         for each in editor or ():
             editors.configure(each, where)  # a wrong name is refused before a token is made
     where = replace(where, token=token or _new_token(settings, name, project, table))

@@ -146,8 +146,8 @@ def developers(
     loaded = settings.load()
     serving, secret = loaded.serving, loaded.serving.simulation_token
     address = Address(
-        (url or f"http://{serving.host}:{serving.port}/v1").rstrip("/"),
-        feedback_url or f"http://{serving.host}:{serving.feedback_port}/v1/continue/events",
+        (url or f"{serving.completions_url}/v1").rstrip("/"),
+        feedback_url or f"{serving.feedback_url}/v1/continue/events",
         token or (secret.get_secret_value() if secret else ""),
         version,
         loaded.model.name,

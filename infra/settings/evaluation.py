@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from infra.settings.section import RequestSecret, Section
+from infra.settings.section import Address, RequestSecret, Section
 
 
 class Judge(Section):
@@ -129,7 +129,7 @@ class Evaluate(Section):
     engine: Literal["own", "slot"] = "own"
     """Where candidate and champion complete the held-out places. own: an engine of the evaluation's own, at engine_url; slot: the
     engine of serving.engines that does not hold the champion, which gets its weights back afterwards."""
-    engine_url: str = "http://127.0.0.1:18102"
+    engine_url: Address = "http://127.0.0.1:18102"
     """URL of the evaluation's own engine (`python -m serving.engine --evaluation`)."""
     shares_disk: bool = True
     """Whether the engine has train.folder on its disk, and reads checkpoints there. False: it fetches them from the object store

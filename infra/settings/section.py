@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 
 def _bare(value: SecretStr) -> SecretStr:
@@ -12,6 +13,23 @@ def _bare(value: SecretStr) -> SecretStr:
 
 RequestSecret = Annotated[SecretStr, AfterValidator(_bare)]
 """A secret that requests carry as it is, in a header or as their address: the line end of a file is no part of it."""
+
+
+def http_address(value: str) -> str:
+    """Return the URL of a server without a slash at its end. Raises ValueError, without the URL: it may hold a password."""
+    try:
+        address = urlsplit(value)
+        usable = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # a port above 65535, or half a bracket
+        usable = False
+    if not usable:
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT, with a port from 1 to 65535 or none")
+    return value.rstrip("/")
+
+
+Address = Annotated[str, AfterValidator(http_address)]
+"""The URL of a server."""
+Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class Section(BaseModel):

@@ -5,13 +5,13 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from infra.settings.section import RequestSecret, Section
+from infra.settings.section import Address, RequestSecret, Section
 
 
 class Store(Section):
     bucket: str = "tabloop"
     """Bucket for events, cycles, checkpoints and decisions."""
-    endpoint: str | None = "http://127.0.0.1:9000"
+    endpoint: Address | None = "http://127.0.0.1:9000"
     """URL of the S3 endpoint; none or empty: AWS itself (TOML has no null, so write "")."""
     region: str = "us-east-1"
     """Region of the S3 client."""
@@ -30,7 +30,7 @@ class Store(Section):
 
 
 class Registry(Section):
-    uri: str = "http://127.0.0.1:5000"
+    uri: Address = "http://127.0.0.1:5000"
     """URL of the MLflow tracking and registry server, without credentials."""
     username: str = "tabloop"
     """User name for MLflow's basic authentication; sent only with registry.password."""
@@ -45,7 +45,7 @@ class Registry(Section):
 
 
 class Orchestration(Section):
-    api: str = "http://127.0.0.1:4200/api"
+    api: Address = "http://127.0.0.1:4200/api"
     """URL of the Prefect API, without credentials."""
     auth_string: SecretStr | None = None
     """Credential "USER:PASSWORD" of the Prefect server, its PREFECT_SERVER_API_AUTH_STRING; none: requests carry none. The local

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from infra.records import ShowLevel
-from infra.settings.section import RequestSecret, Section
+from infra.settings.engines import EngineSetting, External, own_engines
+from infra.settings.section import Port, RequestSecret, Section
 
 
 class Sampling(Section):
@@ -144,61 +145,6 @@ class PersonalData(Section):
     """Names of people, in any case."""
 
 
-class External(Section):
-    """An engine slot served by an external server."""
-
-    kind: Literal["external"]
-    """Marks the slot as external: the stack starts no engine for it."""
-    url: str
-    """Base URL of its OpenAI-compatible API, including /v1."""
-    model: str
-    """Model name in requests to it."""
-    token: RequestSecret | None = None
-    """Bearer token for it; none: no Authorization header."""
-    version: str = Field("0", pattern=r"^\d+$")
-    """Registry version of the weights it was started with; 0: the base model."""
-    swap: Literal["none", "vllm"] = "none"
-    """How its weights are exchanged. none: it always serves that version. vllm: by the development endpoints of a vLLM that runs
-    tabloop's worker extension and serves this replica of the app alone (infra/docs/operate/engines.md)."""
-
-    @field_validator("url")
-    @classmethod
-    def _plain_address(cls, value: str) -> str:
-        address = urlsplit(value)
-        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
-            raise ValueError("expected http://HOST:PORT/v1 or https://... without credentials; put a token into `token`")
-        return value.rstrip("/")
-
-
-def _engine_url(value: str) -> str:
-    address = urlsplit(value)
-    if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
-        raise ValueError(f"{value[:200]!r}: expected http://HOST:PORT or https://HOST:PORT without credentials")
-    return value.rstrip("/")
-
-
-def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
-    if twice := sorted({url for url in urls if urls.count(url) > 1}):
-        raise ValueError(f"{twice[0]} occurs twice; name each engine once")
-    return urls
-
-
-def _kind_of_engine(value: object) -> str:
-    return "address" if isinstance(value, str) else "group" if isinstance(value, (list, tuple)) else "external"
-
-
-EngineGroup = Annotated[tuple[Annotated[str, AfterValidator(_engine_url)], ...], Field(min_length=1), AfterValidator(_distinct)]
-EngineSetting = Annotated[
-    Annotated[str, Tag("address")] | Annotated[EngineGroup, Tag("group")] | Annotated[External, Tag("external")],
-    Discriminator(_kind_of_engine),
-]
-
-
-def own_engines(setting: EngineSetting) -> tuple[str, ...]:
-    """Return the URLs of a slot's engines of tabloop; none for an external server."""
-    return (setting,) if isinstance(setting, str) else setting if isinstance(setting, tuple) else ()
-
-
 class Limits(Section):
     """Limits of the connections to both ports of one replica. Requests on them are limited by token (requests_per_minute), their
     times by infra/http/connections.py."""
@@ -254,9 +200,9 @@ class Drain(Section):
 class Serving(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8081
+    port: Port = 8081
     """TCP port for completions."""
-    feedback_port: int = 8082
+    feedback_port: Port = 8082
     """TCP port for feedback."""
     hosts: tuple[HostName, ...] = ()
     """Names by which clients reach the app, without ports, beside localhost, 127.0.0.1, [::1], serving.host, this machine's name
@@ -340,7 +286,9 @@ class Serving(Section):
     """How the app ends."""
 
     @model_validator(mode="after")
-    def _slots_are_apart(self) -> Self:
+    def _ports_and_slots_are_apart(self) -> Self:
+        if self.port == self.feedback_port:
+            raise ValueError(f"feedback_port = {self.feedback_port}, expected another port than serving.port")
         first, second = (set(own_engines(engine)) for engine in self.engines)
         if 0 < self.adapters < LEAST_ADAPTERS:
             raise ValueError(
@@ -350,6 +298,20 @@ class Serving(Section):
         if not self.adapters and (shared := sorted(first & second)):
             raise ValueError(f"engines: both slots name {shared[0]}; name two engines, or set serving.adapters")
         return self
+
+    @property
+    def completions_url(self) -> str:
+        """Address of the completions port, as this machine reaches it."""
+        return self._url(self.port)
+
+    @property
+    def feedback_url(self) -> str:
+        """Address of the feedback port, as this machine reaches it."""
+        return self._url(self.feedback_port)
+
+    def _url(self, port: int) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # who listens on all is reached by loopback
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property
     def own_champions(self) -> frozenset[str]:

@@ -15,8 +15,8 @@ def described(settings: Settings) -> str:
     serving = settings.serving
     links = login_links(settings)
     return (
-        f"\n  completions  http://{serving.host}:{serving.port}/v1\n"
-        f"  feedback     http://{serving.host}:{serving.feedback_port}\n"
+        f"\n  completions  {serving.completions_url}/v1\n"
+        f"  feedback     {serving.feedback_url}\n"
         f"  Prefect      {links['prefect']}\n"
         f"  MLflow       {links['mlflow']}\n"
         f"  S3           {settings_.masked(settings.store.endpoint or 'AWS')}  (bucket {settings.store.bucket})\n"
@@ -35,13 +35,12 @@ def login_links(settings: Settings, pages: Mapping[str, str] = MappingProxyType(
     """
     serving, registry, orchestration = settings.serving, settings.registry, settings.orchestration
     password = settings_.revealed(registry.password)
-    host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     return {
         "prefect": _link(
             orchestration.api.removesuffix("/api"), settings_.revealed(orchestration.auth_string), pages.get("prefect", "")
         ),
         "mlflow": _link(registry.uri, password and f"{registry.username}:{password}", pages.get("mlflow", "")),
-        "serving": _link(f"http://{host}:{serving.port}", settings_.revealed(serving.admin_token), pages.get("serving", "")),
+        "serving": _link(serving.completions_url, settings_.revealed(serving.admin_token), pages.get("serving", "")),
     }
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from infra import settings as settings_
 from infra.settings import Settings
@@ -355,17 +356,22 @@ def _check_packages(settings: Settings, selected: dict[str, Part]) -> None:
 
 
 def _check_ports(to_start: list[Part]) -> None:
-    for part in to_start:
-        for port in part.ports:
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    raise StackError(
-                        f"{part.name}: port {port} is taken by {processes.owner(port)}; end it, or choose another port "
-                        f"in the settings ({_setting(part)}), then `tabloop up`"
-                    ) from None
+    of_parts: dict[int, str] = {}
+    for part, port in [(each, port) for each in to_start for port in each.ports]:
+        host, another = urlsplit(part.address).hostname or "", f"choose another port in the settings ({_setting(part)})"
+        if other := of_parts.get(port):
+            raise StackError(f"{part.name}: port {port} is that of {other}; {another}, then `tabloop up`")
+        of_parts[port] = part.name
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except PermissionError:
+                raise StackError(f"{part.name}: port {port} is kept for root; {another}, above 1023, then `tabloop up`") from None
+            except OSError:
+                raise StackError(
+                    f"{part.name}: port {port} is taken by {processes.owner(port)}; end it, or {another}, then `tabloop up`"
+                ) from None
 
 
 def _setting(part: Part) -> str:

@@ -215,9 +215,7 @@ def _evaluation_engine(settings: Settings) -> Part:
 
 
 def _serving(settings: Settings) -> Part:
-    host, ports = settings.serving.host, (settings.serving.port, settings.serving.feedback_port)
-    # An app that listens on all addresses is reached by the loopback address.
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{ports[0]}"
+    address, ports = settings.serving.completions_url, (settings.serving.port, settings.serving.feedback_port)
     command, seconds = (sys.executable, "-m", "serving"), math.ceil(settings.serving.drain.grace_seconds) + 10
     return Part(
         "serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=seconds

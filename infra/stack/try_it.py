@@ -27,16 +27,14 @@ class StepFailed(RuntimeError):
 def run(settings: Settings, say: Callable[[str], None] = print) -> int:
     """Run every step once, and return the exit code."""
     serving = settings.serving
-    host = "127.0.0.1" if serving.host == "0.0.0.0" else serving.host
     headers = {"X-Project-ID": "try"}
     if serving.token:
         headers["Authorization"] = f"Bearer {serving.token.get_secret_value()}"
-    completions, feedback = f"http://{host}:{serving.port}", f"http://{host}:{serving.feedback_port}"
     with httpx.Client(headers=headers, timeout=60, trust_env=False) as client:
         try:
-            check_ready(client, completions, say)
-            shown = complete(client, completions, settings.model.name, say)
-            event = send_feedback(client, feedback, shown, say)
+            check_ready(client, serving.completions_url, say)
+            shown = complete(client, serving.completions_url, settings.model.name, say)
+            event = send_feedback(client, serving.feedback_url, shown, say)
             wait_for_event(settings, event, say)
         except StepFailed as failure:
             say(f"  FAILED  {failure}")

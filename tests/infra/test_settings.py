@@ -15,6 +15,8 @@ from infra import settings as settings_
 from infra.settings import DEMO, DEMO_ADAPTERS, PRODUCTION, ROOT, TEAM, WORKSTATION, Settings, SettingsError, load, release
 from infra.settings.in_force import EFFECTS, description, in_force
 from infra.settings.serving import External
+from infra.stack import addresses
+from infra.stack.parts import parts
 
 MOST_SETTINGS = 220
 SHIPPED = sorted((ROOT / "infra/settings").glob("*.toml"))
@@ -103,6 +105,14 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
         ("[serving]\nport = 1", {"TABLOOP_SERVING__PORT__X": "1"}, ["TABLOOP_SERVING__PORT__X", "serving.port is a setting"]),
         ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "no such setting"]),
         ("[serving", {}, ["not TOML"]),
+        ("[serving]\nport = 70_000", {}, ["serving.port", "70000", "65535"]),
+        ("[serving]\nfeedback_port = 8081", {}, ["feedback_port = 8081", "expected another port than serving.port"]),
+        ("[store]\nendpoint = '127.0.0.1:9000'", {}, ["store.endpoint", "'127.0.0.1:9000'", "expected http://HOST:PORT"]),
+        ("[registry]\nuri = 'http://mlflow:99999'", {}, ["registry.uri", "99999", "a port from 1 to 65535"]),
+        ("[orchestration]\napi = 'http://[::1'", {}, ["orchestration.api", "expected http://HOST:PORT"]),
+        ("[evaluate]\nengine_url = 'gpu-7'", {}, ["evaluate.engine_url", "'gpu-7'", "expected http://HOST:PORT"]),
+        ("[serving]\nengines = ['http://a:0', 'http://b:1']", {}, ["serving.engines.0", "'http://a:0'", "1 to 65535"]),
+        ("[serving]\nengines = ['http://u:p@a:1', 'http://b:1']", {}, ["serving.engines.0", "without credentials"]),
     ],
 )
 def test_the_error_names_the_invalid_setting(tmp_path: Path, text: str, environment: dict[str, str], words: list[str]) -> None:
@@ -112,6 +122,18 @@ def test_the_error_names_the_invalid_setting(tmp_path: Path, text: str, environm
         load(file, environment)
     named = [] if words[0] in environment else [str(file)]
     assert [word for word in [*named, *words] if word not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]"), ("10.0.0.7", "10.0.0.7")],
+)
+def test_the_app_is_reached_where_it_listens(host: str, reached: str) -> None:
+    settings = Settings.model_validate({"serving": {"host": host}})
+    urls = (settings.serving.completions_url, settings.serving.feedback_url)
+    assert urls == (f"http://{reached}:8081", f"http://{reached}:8082")
+    assert f"  completions  {urls[0]}/v1\n  feedback     {urls[1]}\n" in addresses.described(settings)
+    assert ("serving" in parts(settings)) == (host != "10.0.0.7")
 
 
 def written(folder: Path, **files: str) -> Path:

@@ -176,7 +176,7 @@ async def _answer_seconds(settings: Settings, seconds: float, hostile: str) -> f
     Meanwhile events with a hostile text as their prefix, if there is one, are sent AT_ONCE at a time.
     """
     serving, answers = settings.serving, list[float]()
-    address = f"http://{serving.host}:{serving.feedback_port}"
+    address = serving.feedback_url
     async with httpx.AsyncClient(base_url=address, headers=bearer(serving.token), timeout=60) as client:
         until = asyncio.create_task(_attack(client, hostile, seconds) if hostile else asyncio.sleep(seconds))
         while not until.done() or len(answers) < LEAST_ANSWERS:

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from infra import cli
 from infra import settings as settings_
 from infra.settings import DEMO, PRODUCTION, load
+from infra.settings.serving import own_engines
 from infra.stack import addresses, control, orchestration, pools, prefect_api, processes, secrets, started, try_it
 from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
@@ -148,6 +149,19 @@ def test_the_error_for_a_port_in_use_names_the_part_the_process_and_the_setting(
             control.StackError, match=rf"s3: port {port} is taken by process {os.getpid()} .*store\.endpoint.*tabloop up"
         ):
             control.up(["s3"])
+
+
+def test_a_port_of_two_parts_and_one_kept_for_root_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine on the app's port would count as ready by the app's answer, and start again for ever."""
+    with stack_.environment_of(tmp_path):
+        port = own_engines(load().serving.engines[0])[0].rsplit(":")[-1]
+        monkeypatch.setenv("TABLOOP_SERVING__PORT", port)
+        with pytest.raises(control.StackError, match=rf"serving: port {port} is that of engine-0; .*serving\.port"):
+            control.up()
+        monkeypatch.setenv("TABLOOP_SERVING__PORT", "80")
+        monkeypatch.setattr("socket.socket.bind", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        with pytest.raises(control.StackError, match=r"serving: port 80 is kept for root; .*above 1023"):
+            control.up(["serving"])
 
 
 def test_the_error_for_a_part_that_ends_names_its_log_and_no_process_is_left(
