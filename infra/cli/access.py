@@ -24,7 +24,7 @@ def token(
     """Make a token for each person or program, and print it once."""
     from serving.access import new_tokens
 
-    with errors.expected(ValueError, OSError):
+    with errors.expected(ValueError, OSError, code=errors.WRONG_USE):
         for line in new_tokens.make(names, project or (), role or (), table):
             print(line)
 

@@ -40,6 +40,14 @@ NEXT = {
 }
 """The next command after an error whose message does not name it."""
 
+OWN_FOLDER = "expected a folder that this user may write: run the command as its owner, or name another one in the settings"
+ROOM = "`df -h` shows the disks: make room, then the same command again"
+OF_THE_MACHINE = {
+    **dict.fromkeys(("EACCES", "EPERM", "EROFS", "ENOTDIR", "EEXIST"), OWN_FOLDER),
+    **dict.fromkeys(("ENOSPC", "EDQUOT"), ROOM),
+}
+"""The next step by the code of an error of the operating system that the user can mend."""
+
 
 class Failed(Exception):
     """A command failed in a way that the user can mend.
@@ -79,6 +87,8 @@ def code_of(error: Exception) -> int | None:
     names = _names(error)
     if "httpx.TransportError" in names or _refused(error, names):
         return NOT_READY
+    if _of_the_machine(error):
+        return WRONG_USE
     return next((CODES[name] for name in names if name in CODES), None)
 
 
@@ -94,6 +104,9 @@ def message_of(error: Exception) -> str:
         text = f"{request.url if request else 'a server'} refuses the password of the settings that this command reads"
     elif "infra.settings.sources.SettingsError" in names and text.count("\n") == 1:
         text = text.replace(":\n  ", ": ", 1)
+    if following := _of_the_machine(error):
+        place = getattr(error, "filename", None)
+        return f"{f'{place}: ' if place else ''}{getattr(error, 'strerror', text)}; {following}"
     following = next((NEXT[name] for name in names if name in NEXT), "")
     return f"{text}\n  {following}" if following and "\n" in text else f"{text}; {following}" if following else text
 
@@ -102,6 +115,13 @@ def _refused(error: Exception, names: list[str]) -> bool:
     """Return whether a server refused the credentials."""
     response = getattr(error, "response", None)
     return "httpx.HTTPStatusError" in names and response is not None and response.status_code in (401, 403)
+
+
+def _of_the_machine(error: Exception) -> str:
+    """Return the next step after an error of the operating system; empty after another one."""
+    import errno
+
+    return OF_THE_MACHINE.get(errno.errorcode.get(error.errno or 0, ""), "") if isinstance(error, OSError) else ""
 
 
 def discard_output() -> None:

@@ -55,7 +55,10 @@ def learn(
 
 def _absolute(source: str) -> str:
     """Return a folder's absolute path, since the flow runs in another directory; an address as it is."""
-    return str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
+    import os
+
+    folder = Path(os.path.expanduser(source))  # leaves the name of an unknown user as it is
+    return str(folder.resolve()) if folder.exists() else source
 
 
 def _run(settings: "Settings", parameters: Mapping[str, Any]) -> dict[str, str]:

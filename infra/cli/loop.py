@@ -224,4 +224,11 @@ def of_project(project: str) -> dict[str, str]:
 
 
 def _by(name: str) -> str:
-    return name or getpass.getuser()
+    import os
+
+    if name:
+        return name
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user on this machine, as in a container with a number of its own
+        return f"user {os.getuid()}"

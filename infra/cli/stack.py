@@ -28,7 +28,7 @@ def up(
 
     use_settings(settings)
     if model:
-        os.environ[MODEL] = str(model.expanduser().resolve())
+        os.environ[MODEL] = os.path.abspath(os.path.expanduser(model))
     print(addresses.described(control.up(parts or (), paused=paused)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
+from infra.identity import NAME_RULE, user_name
 from infra.settings.schema import Role
 from infra.stack import files
 from serving.access.callers import PROJECT, PROJECT_RULE
@@ -18,8 +19,10 @@ def make(names: Sequence[str], projects: Sequence[str], roles: Sequence[str], ta
     Names are also the users' ids in records. No projects: all; no roles: complete and feedback.
 
     Raises:
-        ValueError: a project's name or a role is not one, the table is wrong, or it has one of the names.
+        ValueError: a name, a project's name or a role is not one, the table is wrong, or it has one of the names.
     """
+    if not all(map(user_name, names)):
+        raise ValueError(f"NAME '': expected {NAME_RULE}")
     if wrong := [project for project in projects if not PROJECT.fullmatch(project)]:
         raise ValueError(f"--project {wrong[0]!r}: expected {PROJECT_RULE}")
     if wrong := [role for role in roles if role not in get_args(Role)]:

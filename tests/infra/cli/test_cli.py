@@ -16,7 +16,8 @@ import typer
 
 from infra import cli, settings
 from infra.cli import errors
-from infra.cli.loop import number_of
+from infra.cli.learn import _absolute
+from infra.cli.loop import _by, number_of
 from infra.settings import ROOT
 from infra.stack import control
 
@@ -202,6 +203,57 @@ def test_a_part_that_is_not_there_or_cannot_be_paused_is_wrong_usage(
     monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
     assert cli.main(arguments) == errors.WRONG_USE
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("token", "ada", "--role", "bogus"), "--role 'bogus': expected one of complete, feedback"),
+        (("token", " "), "expected a name of at most 256 characters"),
+        (("invite", ""), "expected a name of at most 256 characters"),
+        (
+            ("token", "ada", "--table", "FILE/tokens.toml"),
+            "FILE: File exists; expected a folder that this user may write",
+        ),
+        (("invite", "ada", "--table", "FILE/tokens.toml"), "FILE: File exists; expected a folder that this user may write"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_no_token_is_made_for_a_wrong_name_role_or_table(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokens.toml").touch()
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    (file := tmp_path / "file").touch()
+    assert cli.main([word.replace("FILE", str(file)) for word in arguments]) == errors.WRONG_USE
+    ended = capsys.readouterr()
+    assert said.replace("FILE", str(file)) in ended.err and not ended.out
+
+
+@pytest.mark.parametrize("command", [["status"], ["up"], ["settings", "show"], ["down"]], ids=" ".join)
+def test_a_state_directory_that_is_none_is_named(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "state").touch()
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(file))
+    assert cli.main(command) == errors.WRONG_USE
+    error = capsys.readouterr().err
+    assert f"{file}" in error and "Not a directory; expected a folder that this user may write" in error
+
+
+@pytest.mark.parametrize(("number", "said"), [(28, "df -h"), (30, "may write"), (13, "may write"), (1, "may write")])
+def test_a_full_disk_and_a_folder_of_others_are_named(number: int, said: str) -> None:
+    error = OSError(number, os.strerror(number), "/srv/var/stack/secrets.toml")
+    assert errors.code_of(error) == errors.WRONG_USE
+    assert errors.message_of(error).startswith(f"/srv/var/stack/secrets.toml: {os.strerror(number)}; ")
+    assert said in errors.message_of(error) and errors.code_of(OSError(2, "No such file", "x")) is None
+
+
+def test_a_home_folder_of_nobody_is_a_name_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _absolute("~no-such-user/code") == "~no-such-user/code"
+    monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("getpwuid(): uid not found: 1000770000")))
+    monkeypatch.setattr("os.getuid", lambda: 1000770000)
+    assert (_by("ada"), _by("")) == ("ada", "user 1000770000")
 
 
 def test_a_demo_of_adapters_does_not_run_by_other_settings(

@@ -63,7 +63,7 @@ def test_a_token_is_not_replaced_by_accident(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "tokens.toml"
     assert cli.main(["token", "ada", "--table", str(file)]) == 0
     before = file.read_text()
-    assert cli.main(["token", "bob", "ada", "--table", str(file)]) == 1
+    assert cli.main(["token", "bob", "ada", "--table", str(file)]) == 2
     assert "has ada; delete the entry first" in capsys.readouterr().err and file.read_text() == before
 
 
@@ -89,5 +89,5 @@ def test_a_wrong_table_is_named_with_its_field(tmp_path: Path, text: str | None,
 
 
 def test_no_token_is_made_for_an_invalid_project_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["token", "jetbrains", "--project", "our web"]) == 1
+    assert cli.main(["token", "jetbrains", "--project", "our web"]) == 2
     assert "--project" in capsys.readouterr().err
