@@ -109,6 +109,9 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- end }}
 
 {{- define "tabloop.checks" -}}
+{{- if not (regexMatch "^[a-z]" .Release.Name) }}
+{{- fail (printf "release name %s: expected one that begins with a letter, since Services are named after it" .Release.Name) }}
+{{- end }}
 {{- if not .Values.image.repository }}
 {{- fail "image.repository is empty: expected the images' name without target: --set image.repository=REGISTRY/tabloop" }}
 {{- end }}

@@ -2,12 +2,12 @@
 
 {{- define "tabloop.fullname" -}}
 {{- $name := contains "tabloop" .Release.Name | ternary .Release.Name (printf "%s-tabloop" .Release.Name) }}
-{{- $name | trunc 40 | trimSuffix "-" }}
+{{- $name | replace "." "-" | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "tabloop.selector" -}}
 app.kubernetes.io/name: tabloop
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}

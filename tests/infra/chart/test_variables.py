@@ -1,9 +1,10 @@
-"""The chart, rendered by helm: variables of the pods that are no settings, and a pod for each secret."""
+"""The chart, rendered by helm: variables of the pods that are no settings, a pod for each secret, and odd values."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from infra.settings import Settings
@@ -69,6 +70,29 @@ def _peers(policy: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_wrong_variable_of_traces_is_named(sets: tuple[str, ...], expected: str) -> None:
     ended = template("team", *sets)
     assert ended.code != 0 and re.search(expected, ended.error), ended.error
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (("worker.seccompProfile.type=Localhost",), r"'/worker/seccompProfile'.*missing property 'localhostProfile'"),
+        (("app.disk.size=1.2.3Gi",), r"'/app/disk/size'.*'1.2.3Gi' does not match"),
+    ],
+)
+def test_a_value_that_only_the_api_server_would_refuse_is_named(sets: tuple[str, ...], expected: str) -> None:
+    ended = template("team", *sets)
+    assert ended.code != 0 and re.search(expected, ended.error), ended.error
+
+
+def test_a_release_may_have_any_name_that_services_can_be_named_after() -> None:
+    for release in ("team.a", "true"):
+        found = objects("team", release=release)
+        assert faults(found) == []
+        for each in found:
+            kubernetes_validate.validate(each, "1.34", strict=True)
+            assert "." not in each["metadata"]["name"] and each["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+    ended = template("team", release="2026")
+    assert "release name 2026: expected one that begins with a letter" in ended.error
 
 
 def test_a_pod_reads_every_secret_that_the_chart_wants_in_a_secret() -> None:
