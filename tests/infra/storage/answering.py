@@ -119,7 +119,7 @@ def serving(server: S3Server) -> Iterator[str]:
             condition, path = self.headers.get("If-None-Match", ""), unquote(parts.path)
             with server.lock:
                 server.requests.append((self.command, path, condition))
-                planned = server.answer_for(self.command, self.headers)
+                planned = server.answer_for(self.command, dict(self.headers))
                 if planned is None or planned.does == "executes":
                     status, content = server.execute(self.command, path, query, body, condition)
             if planned is not None:
