@@ -99,7 +99,7 @@ def _endpoint(
             who = (caller.project, caller.user)
             gateway.recorder.opt_outs.add(who, completion_id, asked.prefix, asked.suffix)
         generation = Generation(completion_id, parsed.request, caller, routes, gateway.policy, showing, arrived)
-        generation.temperature = _temperature(request, routes)
+        generation.temperature = _temperature(request)
         generation.file = gateway.access.file_hash(caller.project, parsed.request.path)
         if parsed.events:
             return StreamedResponse(generation, gateway.recorder, shadow.offer, parsed.events(generation))
@@ -119,12 +119,12 @@ def _show_terms(request: Request, gateway: Gateway, caller: Caller, completion_i
     return ShowTerms(level, settings.price(level), *gateway.recorder.acceptance.shares(caller.project, caller.user), audit)
 
 
-def _temperature(request: Request, routes: Sequence[Route]) -> float | None:
+def _temperature(request: Request) -> float | None:
     """Return the temperature that a pinned request sets by header; None: that of the settings."""
     named = request.headers.get("x-tabloop-temperature", "")
     if not named:
         return None
-    if not routes[0].pinned:
+    if not (request.headers.get("x-tabloop-arm") or request.headers.get("x-tabloop-version")):
         raise BadRequest("X-Tabloop-Temperature: expected X-Tabloop-Version or X-Tabloop-Arm with it", "X-Tabloop-Temperature")
     try:
         value = float(named)

@@ -76,8 +76,18 @@ async def test_a_pinned_request_may_name_its_temperature_and_no_other(house: Hou
     for wrong in ("0", "2.1", "nan", "warm"):
         refused = await house.complete(headers={**warm, "X-Tabloop-Temperature": wrong, **ADMINISTRATOR})
         assert refused.status_code == 400 and f"at most 2, got '{wrong}'" in refused.json()["error"]["message"]
-    alone = await house.complete(headers={"X-Tabloop-Temperature": "0.5", **ADMINISTRATOR})
-    assert alone.status_code == 400 and "expected X-Tabloop-Version or X-Tabloop-Arm with it" in alone.json()["error"]["message"]
+    for _ in range(2):  # also while no engine is up
+        alone = await house.complete(headers={"X-Tabloop-Temperature": "0.5", **ADMINISTRATOR})
+        assert alone.status_code == 400 and "expected X-Tabloop-Version or X-Tabloop-Arm" in alone.json()["error"]["message"]
+        for slot in house.arms.slots:
+            slot.verified = (None, None)
+
+
+async def test_a_user_whom_the_settings_pin_names_no_temperature(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    settings = {"users": {user_hash(b"salt", "ada"): {"version": "0"}}}
+    async with House(tmp_path, tokenizer, settings=settings) as house:
+        assert (await house.complete()).status_code == 200 and house.rows("completions")[0].pinned
+        assert (await house.complete(headers={"X-Tabloop-Temperature": "0.5"})).status_code == 400
 
 
 async def test_each_arm_has_its_own_sampling_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
