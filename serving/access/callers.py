@@ -284,9 +284,9 @@ def _is_name_of(given: object, credential: Credential) -> bool:
 
 
 def _token(headers: Mapping[str, str]) -> bytes:
-    """Return the bearer token, or the token in Continue's header `api-key`."""
+    """Return the bearer token, or where there is none the token in the header `api-key`, which Azure's clients send."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
-    return (value.strip() if scheme.lower() == "bearer" else headers.get("api-key", "")).encode()
+    return ((value.strip() if scheme.lower() == "bearer" else "") or headers.get("api-key", "")).encode()
 
 
 def _unset(name: str) -> str:

@@ -16,6 +16,8 @@ from serving.slots.arms import NotServed
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 2
 """Retry-After of a 503."""
+DENIALS = {400: "invalid_request_error", 429: "rate_limit_error", 503: "server_error"}
+"""Types of a Denied's error by its status; others are about the token."""
 BROKEN_OFF = "the engine ended in the middle of this completion; try again"
 
 
@@ -79,9 +81,10 @@ def add_errors(app: FastAPI, metrics: Metrics, other: OtherPort | None = None) -
 
     @app.exception_handler(Denied)
     async def denied(request: Request, cause: Denied) -> Response:
-        wait = {"Retry-After": str(cause.retry_seconds)} if cause.retry_seconds else {}
-        otherwise = "invalid_request_error" if cause.status == 400 else "authentication_error"
-        return error(cause.status, str(cause), "rate_limit_error" if wait else otherwise, **wait)
+        headers = {"Retry-After": str(cause.retry_seconds)} if cause.retry_seconds else {}
+        if cause.status == 401:  # RFC 9110, 15.5.2; Java's client hides an answer without it behind an error of its own
+            headers["WWW-Authenticate"] = "Bearer"
+        return error(cause.status, str(cause), DENIALS.get(cause.status, "authentication_error"), **headers)
 
     @app.exception_handler(NotServed)
     async def not_served(request: Request, cause: NotServed) -> Response:

@@ -274,6 +274,13 @@ async def test_an_outage_of_the_issuer_refuses_nobody_it_has_keys_for_and_then_a
     assert (await issuer.verify(team.token())).user == "ada"
 
 
+async def test_an_issuer_that_is_away_is_an_error_of_the_server(tmp_path: Path, tokenizer: Tokenizer, team: Team) -> None:
+    team.away = True
+    async with House(tmp_path, tokenizer, settings={"oidc": team.setting()}) as house:
+        answer = await house.complete(headers={"Authorization": f"Bearer {team.token()}"})
+        assert (answer.status_code, answer.json()["error"]["type"], answer.headers["retry-after"]) == (503, "server_error", "10")
+
+
 async def test_a_discovery_document_of_another_issuer_is_not_believed(team: Team, caplog: pytest.LogCaptureFixture) -> None:
     team.named = "https://evil.example"
     with pytest.raises(Denied) as denied:

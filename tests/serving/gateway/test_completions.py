@@ -257,7 +257,14 @@ async def test_errors_have_openais_shape(house: House) -> None:
     ]
     for status, response in responses:
         assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
-    assert (await house.complete(headers={"Authorization": "", "api-key": TOKEN})).status_code == 200
+    for empty in ("", "Bearer"):
+        assert (await house.complete(headers={"Authorization": empty, "api-key": TOKEN})).status_code == 200
+
+
+async def test_a_refused_token_gets_a_challenge_that_opens_no_dialog_of_a_browser(house: House) -> None:
+    for url in house.urls:
+        response = await house.client.post(url + "/v1/feedback", json={}, headers={"Authorization": "Bearer x"})
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
 
 
 async def test_a_disconnect_during_the_body_is_not_a_server_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
