@@ -15,7 +15,7 @@ from serving.gateway.detokenizer import Detokenizer
 from serving.gateway.showing import Display, ShowAll, ShowBest, ShowTerms, WithholdBelow
 from serving.recording.traces import Times
 from serving.slots.arms import Route
-from serving.slots.client import EngineDown, RequestRefused
+from serving.slots.client import EngineDown, OneOfSeveralDown, RequestRefused
 from serving.slots.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,8 @@ class Generation:
                 if isinstance(error, RequestRefused) and self._first is None:
                     refusal = error
                     continue
-                route.slot.verified = (None, None)  # no traffic until the follower has checked it
+                if not isinstance(error, OneOfSeveralDown):
+                    route.slot.verified = (None, None)  # no traffic until the follower has checked it
                 if self._first is not None:
                     self.finish, shown = "error", len(self.text)
                     self._detokenizer.flush()

@@ -29,6 +29,10 @@ class RequestRefused(EngineDown):
     """The engine refuses this request, for example because it is too long; it accepts others."""
 
 
+class OneOfSeveralDown(EngineDown):
+    """One engine of a slot ended during this completion; the slot's others serve on."""
+
+
 class SmokeTestFailed(RuntimeError):
     """A loaded version gave no log-probabilities, or impossible ones, for the smoke test."""
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult, WrongVersion
-from serving.slots.client import EngineClient, EngineDown, RequestRefused, SmokeTestFailed, smoke_test
+from serving.slots.client import EngineClient, EngineDown, OneOfSeveralDown, RequestRefused, SmokeTestFailed, smoke_test
 
 PREFIX_TOKENS = 32
 """Tokens at the beginning of a prompt that choose its engine. vLLM caches whole blocks from the first token on."""
@@ -95,7 +95,10 @@ class EngineGroup:
         return any(member.health and not member.holds(self._version) for member in self._members.values())
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
-        """Sample a completion on one engine, or on another if it fails before its first token. See EngineClient.generate."""
+        """Sample a completion on one engine, or on another if it fails before its first token.
+
+        Raises as EngineClient.generate does; OneOfSeveralDown if the engine fails later, and others serve.
+        """
         if request.version not in (None, self._version):
             raise WrongVersion(f"{self.url}: holds version {self._version}, asked for {request.version}")
         tried = set[Member]()
@@ -114,6 +117,8 @@ class EngineGroup:
                 raise
             except (EngineDown, WrongVersion) as error:
                 member.lost(error)
+                if begun and self._serving():
+                    raise OneOfSeveralDown(f"{error}") from error
                 if begun or not self._serving(tried):
                     raise
             finally:

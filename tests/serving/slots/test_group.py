@@ -112,6 +112,20 @@ async def test_a_completion_that_has_begun_ends_with_its_engine(three: Engines) 
     assert sum(len(engine.requests) for engine in three.engines if engine is not favourite) == 2, "only their smoke tests"
 
 
+async def test_the_others_serve_on_where_one_ends_in_the_middle_of_a_completion(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with three_engines() as engines, House(tmp_path, tokenizer) as house:
+        house.arms.slots[0].engine = engines.group
+        house.engines[1].up = False
+        await house.follow()
+        for engine in engines.engines:
+            engine.fails_after, engine.delay = 2, 0.02
+        broken = await house.complete(stream=True)
+        assert "the engine ended in the middle" in broken.text and house.rows("completions")[-1].finish_reason == "error"
+        for engine in engines.engines:
+            engine.fails_after = None
+        assert (await house.complete()).status_code == 200, "without waiting for the follower"
+
+
 async def test_without_any_engine_the_group_is_down_and_names_each(three: Engines) -> None:
     for engine in three.engines:
         engine.up = False
