@@ -94,15 +94,17 @@ class Shipper:
     async def ship(self) -> bool:
         """Ship all closed segments; return whether every one was shipped or moved to `bad`."""
         try:
-            for kind, journal in self._spool.journals.items():
-                for path in journal.closed_segments():
-                    self.shipped[kind] += await asyncio.to_thread(self._ship, path, kind)
+            try:
+                for kind, journal in self._spool.journals.items():
+                    for path in journal.closed_segments():
+                        self.shipped[kind] += await asyncio.to_thread(self._ship, path, kind)
+            finally:
+                await asyncio.to_thread(self._spool.measure)
             self.error = ""
-        except Exception as error:  # any error of the store's client: the spool keeps the events, and the next attempt retries
+        except Exception as error:  # any error of store or disk must not end `run`: the events stay, and the next attempt retries
             if not self.error:
                 log.warning("object store: %s; events stay in the spool", error)
             self.error = f"{type(error).__name__}: {error}"
-        await asyncio.to_thread(self._spool.measure)
         return not self.error
 
     def _ship(self, path: Path, kind: str) -> int:

@@ -134,6 +134,27 @@ async def test_events_are_delayed_and_not_lost_while_the_store_is_unavailable(tm
     assert list((tmp_path / "feedback").glob("*")) == [] and shipper.error == "" and spool.bytes == 0
 
 
+async def test_a_disk_that_cannot_be_measured_for_a_moment_does_not_end_shipping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, store = Spool(tmp_path, 1 << 30), MemoryStore()
+    shipper = Shipper(spool, store, 0.02)
+
+    def fail_once() -> None:
+        monkeypatch.undo()
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(spool, "measure", fail_once)
+    running = asyncio.create_task(shipper.run())
+    await spool.append(feedback("a"))
+    while not shipped(store):
+        assert not running.done()
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await spool.close()
+
+
 async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(tmp_path: Path) -> None:
     segment, store = await closed_segment(tmp_path), MemoryStore()
     body = segment.read_bytes()
