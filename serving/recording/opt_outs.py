@@ -131,8 +131,11 @@ class OptOuts:
         if self._written >= 2 * MOST:
             self._load()
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        line = json.dumps(entry).encode() + b"\n"
         try:
-            os.write(descriptor, json.dumps(entry).encode() + b"\n")
+            if (written := os.write(descriptor, line)) < len(line):  # the disk is full
+                os.truncate(descriptor, os.fstat(descriptor).st_size - written)  # else it would spoil the next line, too
+                raise OSError(f"only {written} of {len(line)} bytes were written")
         finally:
             os.close(descriptor)
         self._written += 1

@@ -1,5 +1,6 @@
 """An opt-out of a request reaches all its later events, by whichever identifier."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,20 @@ def test_a_broken_line_of_the_file_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "opted_out.jsonl"
     OptOuts(b"key", file).add(("p", "u"), "cmpl-0123456789abcdef", "x", "")
     file.write_text("{half\n" + file.read_text())
+    assert OptOuts(b"key", file).hold(feedback(completion_id="cmpl-0123456789abcdef", prefix="q"), opted_out=False)
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_no_later_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "opted_out.jsonl"
+    outs = OptOuts(b"key", file)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        outs.add(("p", "u"), "cmpl-of-a-full-disk-0123", PROMPT, "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "opt-outs are forgotten at a restart" in caplog.text
+    outs.add(("p", "u"), "cmpl-0123456789abcdef", PROMPT, "")
     assert OptOuts(b"key", file).hold(feedback(completion_id="cmpl-0123456789abcdef", prefix="q"), opted_out=False)
 
 
