@@ -25,6 +25,7 @@ from serving.recording.served import ServedRequest
 from serving.recording.spool import SpoolFull
 
 MAX_REMEMBERED = 20_000
+"""Events of a route that are recorded once."""
 CLOCK_SECONDS = 3_600.0
 """Seconds by which a client's clock may be ahead; a completion that was made later than that was made at no known time."""
 
@@ -80,22 +81,6 @@ class FeedbackService:
         return row.id
 
 
-class RecentKeys:
-    """The last keys that were added, at most `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._keys: OrderedDict[tuple[str, ...], None] = OrderedDict()
-
-    def __contains__(self, key: tuple[str, ...]) -> bool:
-        return key in self._keys
-
-    def add(self, key: tuple[str, ...]) -> None:
-        self._keys[key] = None
-        if len(self._keys) > self._limit:
-            self._keys.popitem(last=False)
-
-
 def add_feedback(app: DocumentedApp, service: FeedbackService) -> None:
     """Add the feedback routes of all dialects; both ports have them, since Tabby's agent sends everything to one address."""
     for dialect in DIALECTS:
@@ -105,7 +90,7 @@ def add_feedback(app: DocumentedApp, service: FeedbackService) -> None:
 
 
 def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) -> Callable[[Request], Awaitable[Response]]:
-    recent = RecentKeys(MAX_REMEMBERED)
+    recent = OrderedDict[tuple[str, ...], None]()
 
     async def receive(request: Request) -> Response:
         credential = await service.access.check(request.headers, "feedback")
@@ -124,7 +109,9 @@ def _endpoint(service: FeedbackService, dialect: Dialect, form: FeedbackFormat) 
             if not (form.once and key in recent):
                 record_id = await service.store(event, caller, about)
                 if form.once:
-                    recent.add(key)
+                    recent[key] = None
+                    if len(recent) > MAX_REMEMBERED:
+                        recent.popitem(last=False)
         return JSONResponse(form.render(Received(record_id, service.waiting_segments, matched)))
 
     return receive
