@@ -150,6 +150,7 @@ class StreamedResponse(CompletionResponse):
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),  # nginx would hold the tokens back until the end
                 (b"connection", b"close"),
                 *version_headers(self.generation),
             ]

@@ -19,6 +19,7 @@ async def test_continue_gets_a_stream_and_the_completion_is_recorded(house: Hous
     async with house.client.stream("POST", house.urls[0] + "/v1/completions", json=CONTINUE) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["connection"] == "close" and "x-tabloop-version" not in response.headers
+        assert response.headers["x-accel-buffering"] == "no"
         data = events((await response.aread()).decode())
     assert data.pop() == "[DONE]"
     chunks = [json.loads(event) for event in data]
