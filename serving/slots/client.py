@@ -16,6 +16,8 @@ SWAP_SECONDS = 120.0
 FETCH_SECONDS = 1800.0
 """Longest download of a checkpoint by an engine: 60 GB at 35 MB/s."""
 GENERATE_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
+"""Longest wait for a connection, at which all completions of an engine wait: one that hangs accepts it and says nothing."""
 HEARTBEAT_SECONDS = 30.0
 """Interval of WebSocket pings. A machine that vanishes is noticed within one and a half intervals."""
 SMOKE_TEST = EngineRequest(prompt_token_ids=[*range(1, 9)], max_tokens=4, temperature=1.0, top_p=1.0, stop_token_ids=[])
@@ -94,7 +96,7 @@ class EngineClient:
         self._http = http
         self._headers = ({"Authorization": f"Bearer {token}"} if token else {}) | ({"Host": host} if host else {})
         self._channel: Channel | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[Channel] | None = None
         self.url = url.rstrip("/")
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
@@ -152,18 +154,27 @@ class EngineClient:
 
     async def _connected(self) -> Channel:
         """Return the connection that all completions share, opening it if needed. Raises EngineDown."""
-        async with self._connecting:
-            if self._channel is None or self._channel.closed:
-                try:
-                    socket = await self._http.ws_connect(
-                        f"{self.url}/generate", headers=self._headers, heartbeat=HEARTBEAT_SECONDS, compress=0
-                    )
-                except aiohttp.WSServerHandshakeError as error:
-                    raise EngineDown(f"{self.url}: HTTP {error.status}") from error
-                except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                    raise EngineDown(f"{self.url}: {error}") from error
-                self._channel = Channel(socket, [503, "it ended"])
-            return self._channel
+        if self._channel is None or self._channel.closed:
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.create_task(self._connect())
+            connecting = self._connecting
+            await asyncio.wait([connecting])  # it outlives a request that is cancelled meanwhile
+            self._channel = connecting.result()
+        return self._channel
+
+    async def _connect(self) -> Channel:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                socket = await self._http.ws_connect(
+                    f"{self.url}/generate", headers=self._headers, heartbeat=HEARTBEAT_SECONDS, compress=0
+                )
+        except TimeoutError as error:
+            raise EngineDown(f"{self.url}: no connection in {CONNECT_SECONDS:g} s") from error
+        except aiohttp.WSServerHandshakeError as error:
+            raise EngineDown(f"{self.url}: HTTP {error.status}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineDown(f"{self.url}: {error}") from error
+        return Channel(socket, [503, "it ended"])
 
     def _deltas(self, rows: Sequence[Row]) -> Iterator[Delta]:
         """Parse rows, merging neighbours of one version. An error row raises its class in FAILURES, or EngineDown."""

@@ -182,6 +182,22 @@ async def test_the_client_reconnects_after_the_engine_fails() -> None:
         assert [d.finish for d in await _generate(client, REQUEST)][-1] == "length"
 
 
+async def test_an_engine_that_accepts_and_says_nothing_is_down_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.slots.client.CONNECT_SECONDS", 0.3)
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, session() as http:
+        client = EngineClient(http, f"http://127.0.0.1:{port}", ENGINE_TOKEN)
+        async with asyncio.timeout(5):
+            failed = await asyncio.gather(*(_generate(client, REQUEST) for _ in range(30)), return_exceptions=True)
+        assert {str(error) for error in failed} == {f"http://127.0.0.1:{port}: no connection in 0.3 s"}
+
+
 deltas = st.builds(
     lambda tokens, version: Delta(tokens, [-float(t) for t in tokens], version),
     st.lists(st.integers(0, 9), max_size=3),
