@@ -23,7 +23,8 @@ NO_TEXT: Mapping[type, dict[str, Any]] = {
 
 def texts_of(row: Completion | Feedback) -> Texts:
     """Return the texts of an event."""
-    return Texts(row.prefix, tuple(getattr(row, name) or "" for name in _middles(row)), row.suffix, row.language)
+    middles = tuple(getattr(row, name) or "" for name in _middles(row))
+    return Texts(row.prefix, middles, row.suffix, row.language, consecutive=isinstance(row, Completion))
 
 
 def with_texts(row: Event, kept: Texts, redacted: Texts) -> Event:

@@ -4,7 +4,7 @@ The cursor may be in the middle of a secret, so the line at the cursor is also s
 inserted text.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -46,17 +46,19 @@ class Redactor:
         searched = _with_lines(texts)
         form = self._form(searched)
         spans = [list(self._spans(text, form)) for text in (searched.prefix, searched.suffix, *searched.middles)]
-        for middle in (None, *(number for number, text in enumerate(texts.middles) if text)):
-            self._add_across(searched, middle, form, spans)
+        filled = [number for number, text in enumerate(texts.middles) if text]
+        for between in ([], *([number] for number in filled), *([filled] if texts.consecutive and len(filled) > 1 else [])):
+            self._add_across(searched, between, form, spans)
         if not any(spans):
             return texts.within_margins()
         before, after = texts.margins
         prefix, suffix, *middles = spans
-        return Texts(
-            _without(texts.prefix, prefix, before, len(texts.prefix)),
-            tuple(_without(text, of_text, 0, len(text)) for text, of_text in zip(texts.middles, middles, strict=True)),
-            _without(texts.suffix, suffix, 0, len(texts.suffix) - after),
-            texts.language,
+        return replace(
+            texts,
+            prefix=_without(texts.prefix, prefix, before, len(texts.prefix)),
+            middles=tuple(_without(text, of_text, 0, len(text)) for text, of_text in zip(texts.middles, middles, strict=True)),
+            suffix=_without(texts.suffix, suffix, 0, len(texts.suffix) - after),
+            margins=(0, 0),
         )
 
     def look_ahead(self, texts: Texts) -> None:
@@ -74,15 +76,16 @@ class Redactor:
         find = self._remembered if len(text) <= MAX_CACHED else self._scanner.spans
         return find(text, form) if text else []
 
-    def _add_across(self, texts: Texts, middle: int | None, form: Values, spans: list[list[Span]]) -> None:
-        """Add the secrets in the text at the cursor as one piece: with one of the middles, or without."""
+    def _add_across(self, texts: Texts, between: Sequence[int], form: Values, spans: list[list[Span]]) -> None:
+        """Add the secrets in the text at the cursor as one piece, with the middles of these numbers."""
         prefix, suffix = texts.prefix, texts.suffix
-        between = "" if middle is None else texts.middles[middle]
+        middles = [texts.middles[number] for number in between]
         begin, end = prefix.rfind("\n") + 1, suffix.find("\n")
         begin, end = max(begin, len(prefix) - MAX_CURSOR_LINE), min(len(suffix) if end < 0 else end, MAX_CURSOR_LINE)
-        if private_keys.marked(prefix[-NEAR_KEY:] + between + suffix[:NEAR_KEY]):
+        if private_keys.marked("".join([prefix[-NEAR_KEY:], *middles, suffix[:NEAR_KEY]])):
             begin, end = 0, len(suffix)  # a key's markers may be in different texts
-        pieces = ((0, begin, prefix[begin:]), (2 + (middle or 0), 0, between), (1, 0, suffix[:end]))
+        inserted = [(2 + number, 0, text) for number, text in zip(between, middles, strict=True)]
+        pieces = [(0, begin, prefix[begin:]), *inserted, (1, 0, suffix[:end])]
         joined = "".join(text for _, _, text in pieces)
         for first, last in self._spans(joined, form):
             at = 0

@@ -24,6 +24,8 @@ class Texts:
     """Ending or language of the file (infra/model/language.py); empty: determined from the text."""
     margins: tuple[int, int] = (0, 0)
     """Characters at the start of the prefix and at the end of the suffix that are searched and not kept."""
+    consecutive: bool = False
+    """Whether the middles also follow each other at the cursor."""
 
     @property
     def characters(self) -> int:

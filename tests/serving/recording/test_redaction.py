@@ -80,6 +80,16 @@ async def test_a_secret_in_whichever_field_is_not_written(recording: Recording, 
     assert (recording.watched.redacted == 0) == (size > 0), "long texts are another process's work"
 
 
+@pytest.mark.parametrize("size", [0, 2 * LONG_TEXT], ids=["short", "long"])
+@pytest.mark.parametrize("shown", [2, 14, len(TOKEN) - 2])
+async def test_a_secret_of_which_a_part_is_held_back_is_not_written(recording: Recording, shown: int, size: int) -> None:
+    """The decision to show ends the shown text in the middle of a secret that the model has sampled."""
+    text, held_back = f'entry = "{TOKEN[:shown]}', f'{TOKEN[shown:]}"\n'
+    await recording.recorder.record_completion(completion(prefix="x = 1\n" * (size // 6), text=text, held_back=held_back))
+    assert REDACTED in recording.written()
+    assert not any(part in recording.written() for part in (TOKEN[:4], TOKEN[14:18], TOKEN[-6:-2]))
+
+
 def test_every_field_with_text_is_redacted() -> None:
     """A new text field of an event must be named in infra/redaction/events.py, or here if it never holds code."""
     ids = {"id", "client_id", "completion_id"}
