@@ -17,7 +17,10 @@ MAX_VALUE = 4_096
 """Bytes of a literal; what follows them is searched for secrets again."""
 JUDGED = 128
 """Bytes of a value that decide whether it is a secret: names may follow each other closely, so each must be cheap."""
-PASSWORD = r"pass(?:word|wd|phrase|code)?|pwd|pw|psk|contrase(?:\xc3\xb1|n)a|passwort|kennwort|motdepasse"
+PASSWORD = (
+    r"pass(?:word|wd|phrase|code)?|pwd|pw|psk|contrase(?:ñ|n)a|passwort|kennwort|mot_?de_?passe|senha|wachtwoord|"
+    r"(?:П|п)ароль|密码|密碼|パスワード"
+)
 KEY_OF = (
     r"(?:api|app|application|access|account|admin|auth|client|consumer|crypto|cipher|encryption|decryption|encrypt|hmac|host|"
     r"integration|jwt|licen[sc]e|master|private|primary|secondary|rsa|sas|secret|security|server|service|session|shared|"

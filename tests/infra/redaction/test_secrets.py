@@ -131,6 +131,13 @@ def test_of_ordinary_code_one_request_in_two_hundred_loses_anything_at_most() ->
     assert len(requests) == 600 and len(lost) <= 3, lost
 
 
+@pytest.mark.parametrize(
+    "name", ["mot_de_passe", "senha", "db_senha", "wachtwoord", "contraseña", "Пароль", "密码", "パスワード"]
+)
+def test_a_password_is_found_by_its_name_in_other_languages(name: str) -> None:
+    assert REDACTOR.text(f'x = 1\n{name} = "l0velace"\n') == f'x = 1\n{name} = "{REDACTED}"\n'
+
+
 def test_a_name_is_enough_whatever_its_case() -> None:
     rng = random.Random(5)
     for name, template in BY_NAME.values():
