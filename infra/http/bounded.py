@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_bytes = self._body_bytes = self._header_bytes = self._chunks = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        super().on_header(name, value.rstrip(b" \t"))  # blanks around a value are no part of it (RFC 9110, 5.5)
         self._header_bytes += len(name) + len(value)
         if len(self.headers) > MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
             self._stop(431, f"headers: expected at most {MAX_HEADERS} with at most {MAX_HEADER_BYTES} bytes")

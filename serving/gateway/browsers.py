@@ -53,11 +53,10 @@ def accepted_hosts(settings: Serving) -> frozenset[str]:
 def require_json(request: Request) -> None:
     """Raise BadRequest with 415 if the body is not declared as JSON in UTF-8, or is compressed."""
     declared = request.headers.get("content-type", "")
-    kind, _, parameters = declared.partition(";")
-    if kind.strip().lower() != JSON:
+    kinds = {each.partition(";")[0].strip().lower() for each in declared.split(",")}  # clients and proxies may both declare it
+    if kinds != {JSON}:
         raise BadRequest(f"Content-Type: expected {JSON}, got {declared[:100]!r}", "Content-Type", 415)
-    charset = CHARSET.search(parameters)
-    if charset is not None and charset[1].lower() not in UTF8:
+    if any(charset.lower() not in UTF8 for charset in CHARSET.findall(declared)):
         raise BadRequest(f"Content-Type: expected charset=utf-8 or none, got {declared[:100]!r}", "Content-Type", 415)
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):

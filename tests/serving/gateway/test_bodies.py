@@ -129,6 +129,8 @@ async def test_what_is_no_json_is_refused_with_its_beginning(house: House, body:
         ({"Content-Type": "Application/JSON; charset=UTF-8"}, ""),
         ({"Content-Type": 'application/json;charset="utf-8"'}, ""),
         ({"Content-Type": "application/json; odata.metadata=minimal"}, ""),
+        ({"Content-Type": "application/json, application/json; charset=utf-8"}, ""),
+        ({"Content-Type": "application/json, text/plain"}, "Content-Type: expected application/json, got"),
         ({"Content-Type": "application/json", "Content-Encoding": "identity"}, ""),
         ({"Content-Type": "application/json; charset=utf-16"}, "Content-Type: expected charset=utf-8 or none, got"),
         ({"Content-Type": "application/json; charset=ISO-8859-1"}, "Content-Type: expected charset=utf-8 or none, got"),

@@ -6,7 +6,7 @@ import json
 import pytest
 import uvloop
 
-from tests.serving.fakes import HEADERS, TEXT, House
+from tests.serving.fakes import HEADERS, TEXT, TOKEN, House
 
 OFFER = "Upgrade: h2c\r\n"
 
@@ -56,6 +56,17 @@ async def test_an_offer_of_http2_costs_no_body(house: House, port: int, chunked:
     for part in (head.encode(), sent):
         writer.write(part)
         await asyncio.sleep(0.02)
+    answer = await asyncio.wait_for(reader.readline(), 60)
+    writer.close()
+    assert answer == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_blanks_behind_a_headers_value_are_no_part_of_it(house: House) -> None:
+    body = json.dumps({"prompt": "x = "}).encode()
+    values = {"Host": "127.0.0.1", "api-key": TOKEN, "X-Tabloop-Level": "quiet", "Content-Type": "application/json"}
+    lines = [f"{name}: {value} \t" for name, value in (values | {"Content-Length": str(len(body))}).items()]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(house.urls[0].rsplit(":", 1)[1]))
+    writer.write("\r\n".join(["POST /v1/completions HTTP/1.1", *lines, "", ""]).encode() + body)
     answer = await asyncio.wait_for(reader.readline(), 60)
     writer.close()
     assert answer == b"HTTP/1.1 200 OK\r\n"
