@@ -128,6 +128,9 @@ class Journal:
         if segment is not self._current and segment.synced == segment.written:
             os.close(segment.descriptor)
             del self._open[segment.path]
+            if not segment.written:  # a full disk takes a file's name for each line that it refuses
+                with contextlib.suppress(OSError):  # shipping removes it otherwise
+                    segment.path.unlink()
 
     async def _commit_all(self) -> None:
         while unsynced := [s for s in self._open.values() if s.waiting]:

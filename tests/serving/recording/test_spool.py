@@ -214,6 +214,20 @@ async def test_a_failed_sync_is_an_error_and_no_other_event_is_lost(tmp_path: Pa
     assert sorted(shipped(store)) == ["a", "c"]
 
 
+async def test_lines_that_a_full_disk_refuses_leave_no_files(tmp_path: Path, disk: FaultyDisk) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    disk.tears_lines = True
+    for _ in range(20):
+        with pytest.raises(OSError, match="no space left"):
+            await spool.append(feedback("a"))
+    assert list((tmp_path / "feedback").iterdir()) == []
+    disk.tears_lines = False
+    await spool.append(feedback("b"))
+    await spool.close()
+    store = MemoryStore()
+    assert await Shipper(spool, store, 1.0).ship() and shipped(store) == ["b"]
+
+
 async def test_a_line_is_in_its_file_while_the_sync_stalls(tmp_path: Path, disk: FaultyDisk) -> None:
     spool = Spool(tmp_path, 1 << 30)
     disk.stalled_path = "feedback"
