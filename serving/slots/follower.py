@@ -78,6 +78,8 @@ class Follower:
                 except Exception as error:  # must not end the follower: it is logged, the next step tries again
                     log.exception("follower step failed")
                     self.arms.problems["follower"] = f"{type(error).__name__}: {error}"
+                else:
+                    self.arms.problems.pop("follower", None)
                 if not await self.wait_for_load(self._seconds):
                     await asyncio.sleep(self._seconds)
         finally:

@@ -156,6 +156,21 @@ async def test_the_follower_keeps_following_during_loads(house: House) -> None:
     await asyncio.gather(following, return_exceptions=True)
 
 
+async def test_a_failure_of_the_follower_is_a_problem_until_its_next_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_once(aliases: object) -> None:
+        monkeypatch.undo()
+        raise OSError(28, "no space left on device")
+
+    house.add_version("1")
+    house.registry.aliases = {"champion": "1"}
+    monkeypatch.setattr(house.versions, "remember_aliases", fail_once)
+    following = asyncio.create_task(house.follower.run())
+    await until(lambda: "no space left" in house.arms.problems.get("follower", ""))
+    await until(lambda: "follower" not in house.arms.problems)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_a_refused_or_corrupt_version_gets_no_traffic(house: House) -> None:
     for version in ("1", "2", "3", "4", "5"):
         house.add_version(version)
