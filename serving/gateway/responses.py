@@ -134,12 +134,11 @@ class StreamedResponse(CompletionResponse):
                 self.look_ahead()
 
     async def end(self, send: Send) -> None:
+        await self.record()  # before anything is sent, which may wait for the client
         broken_off = self.generation.finish == "error"
         if broken_off and not self._started:
-            await self.record()
             raise Unavailable(BROKEN_OFF)
         await self._start(send)
-        await self.record()
         rest = self._events.text(self._rest) if self._rest else b""
         last = self._events.broken_off() if broken_off else self._events.last()
         await send({"type": "http.response.body", "body": rest + last})

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from serving.recording import journal
-from tests.serving.fakes import TEXT, TOKEN, FaultyDisk, House
+from tests.serving.fakes import HEADERS, TEXT, TOKEN, FaultyDisk, House
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, events, until
 
 JSON = {"Content-Type": "application/json"}
@@ -75,6 +75,22 @@ async def test_the_last_text_and_the_end_are_sent_together(house: House) -> None
     text, finish, done = events(last.decode())
     assert json.loads(text)["choices"][0]["text"] and TEXT.endswith(json.loads(text)["choices"][0]["text"])
     assert json.loads(finish)["choices"][0]["finish_reason"] == "length" and done == "[DONE]"
+
+
+async def test_a_completion_of_a_client_that_takes_not_even_the_head_is_recorded(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    async with House(tmp_path, tokenizer, withhold_below=0.3) as house:  # nothing is sent before the end
+        headers = {"host": "127.0.0.1", "content-type": "application/json", **HEADERS}
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": raw}
+        messages = asyncio.Queue[dict[str, Any]]()
+        messages.put_nowait({"type": "http.request", "body": json.dumps(CONTINUE).encode()})
+
+        async def send(message: Any) -> None:
+            messages.put_nowait({"type": "http.disconnect"})
+            await asyncio.Event().wait()  # its connection takes no byte
+
+        await house.apps[0]({**scope, "http_version": "1.1"}, messages.get, send)
+        assert len(house.rows("completions")) == 1
 
 
 async def test_the_engine_gets_the_prompt_in_the_models_order(house: House, tokenizer: Tokenizer) -> None:
