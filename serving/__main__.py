@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,6 +187,19 @@ def wire(
     )
 
 
+def in_background(*runs: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+    """Start what runs beside the requests. What ends with an error is logged at once, since the app serves on without it."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            log.error("%r has ended, start the app again: %s", task.get_coro(), error, exc_info=error)
+
+    tasks = [asyncio.create_task(run) for run in runs]
+    for task in tasks:
+        task.add_done_callback(ended)
+    return tasks
+
+
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then end as serving.drain says."""
     serving = settings.serving
@@ -202,19 +215,17 @@ async def serve(settings: Settings) -> None:
         parts = wire(settings, http, metrics, drain, traced)
         access, recorder, shipper = parts.access, parts.recorder, parts.shipper
         gc_pauses.freeze()
-        endless = (
-            *(
-                *(follower.run() for follower in parts.followers),
-                shipper.run(),
-                parts.spools.follow(),
-                parts.redactor.long_texts.start(),
-                parts.choices.follow(),
-                access.tokens.follow(),
-                certificates.follow(settings, parts.data.certificates),
-            ),
-            *(connections.close_expired(), gc_pauses.collect_when_quiet(connections)),
+        background = in_background(
+            *(follower.run() for follower in parts.followers),
+            shipper.run(),
+            parts.spools.follow(),
+            parts.redactor.long_texts.start(),
+            parts.choices.follow(),
+            access.tokens.follow(),
+            certificates.follow(settings, parts.data.certificates),
+            connections.close_expired(),
+            gc_pauses.collect_when_quiet(connections),
         )
-        background = [asyncio.create_task(run) for run in endless]
         try:
             options: dict[str, Any] = {"host": serving.host, "timeout_graceful_shutdown": serving.drain.stream_seconds}
             await drain.serve(
