@@ -41,11 +41,23 @@ class Sizes:
     """Chunks; 0: no limit."""
 
 
-class UnchunkedCycle(RequestResponseCycle):
-    """A response to a client of HTTP/1.0, which knows no chunks (RFC 9112, 7.1): the body ends with the connection."""
+class Cycle(RequestResponseCycle):
+    """A request and its response."""
+
+    received = False
+    """Whether the app has the whole body."""
+
+    async def receive(self) -> Any:
+        """Return the next message; a body that came whole also if its client has left: it may end with its last event."""
+        message = await super().receive()
+        if message["type"] == "http.disconnect" and self.disconnected and not (self.more_body or self.received):
+            message = {"type": "http.request", "body": bytes(self.body), "more_body": False}
+        self.received |= not message.get("more_body", True)
+        return message
 
     async def send(self, message: Any) -> None:
-        self.chunked_encoding, self.expected_content_length = False, len(message.get("body", b""))
+        if self.scope["http_version"] == "1.0":  # which has no chunks (RFC 9112, 7.1): the body ends with the connection
+            self.chunked_encoding, self.expected_content_length = False, len(message.get("body", b""))
         await super().send(message)
 
 
@@ -141,8 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(429, f"expected at most {MAX_PIPELINED} requests that wait for an earlier one's response")
         self._expected, self._read_bytes = self._connections.body, 0
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = UnchunkedCycle
+        self.cycle.__class__ = Cycle
 
     def on_body(self, body: bytes) -> None:
         self._chunks += 1

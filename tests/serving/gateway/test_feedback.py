@@ -1,5 +1,6 @@
 """Feedback: the response and the record."""
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from infra.storage.store import from_parquet
+from serving.access import Access
 from tests.serving.fakes import HEADERS, House
 
 DATA = {
@@ -89,6 +91,25 @@ async def test_rlinf_gets_its_response_and_a_repeated_event_is_recorded_once(hou
         assert response.json()["status"] == "submitted" and response.json()["message"] == "Training data submitted successfully"
         assert isinstance(response.json()["queue_position"], int)
     assert [(row.outcome, row.client) for row in house.rows("feedback")] == [("rejected", "rlinf"), ("accepted", "rlinf")]
+
+
+async def test_an_event_of_a_client_that_ends_behind_it_is_recorded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Access.check
+
+    async def slow(*arguments: Any) -> Any:
+        await asyncio.sleep(0.05)  # as a round trip to Valkey
+        return await check(*arguments)
+
+    monkeypatch.setattr(Access, "check", slow)
+    body = b'{"completion_id": "c", "outcome": "accepted"}'
+    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(body)), **HEADERS}
+    lines = ["POST /v1/feedback HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    for size, stored in ((len(body), 1), (len(body) - 1, 1)):  # a part of an event is none
+        _, writer = await asyncio.open_connection("127.0.0.1", int(house.urls[1].rsplit(":", 1)[1]))
+        writer.write("\r\n".join(lines).encode() + body[:size])
+        writer.close()
+        await asyncio.sleep(0.3)
+        assert len(house.rows("feedback")) == stored
 
 
 async def test_feedback_can_name_the_servers_completion_id(house: House) -> None:
