@@ -230,13 +230,19 @@ def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:
 
 def read_stop(body: Fields) -> tuple[str, ...]:
     """Return the stop strings without FIM tokens, which end a completion anyway and are never text. Raises BadRequest."""
-    value = body.get("stop")
-    values = [value] if isinstance(value, str) else [] if value is None else value
-    if isinstance(values, list) and len(values) > MAX_STOPS:
-        raise BadRequest(f"stop: expected at most {MAX_STOPS} strings, got {len(values)}", "stop")
-    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-        raise BadRequest("stop: expected a string or a list of strings", "stop")
+    stop = body.get("stop")
+    values = [stop] if isinstance(stop, str) else read_strings(body, "stop", MAX_STOPS, "a string or a list of strings")
     return tuple(v for v in values if v and v not in fim.SPECIAL_TOKENS)
+
+
+def read_strings(body: Fields, name: str, most: int, expected: str = "a list of strings") -> list[str]:
+    """Return a list of strings; empty for null or nothing. Raises BadRequest, also for more than `most`."""
+    values = [] if body.get(name) is None else body[name]
+    if isinstance(values, list) and len(values) > most:
+        raise BadRequest(f"{name}: expected at most {most} strings, got {len(values)}", name)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise BadRequest(f"{name}: expected {expected}", name)
+    return values
 
 
 def encode_event(body: dict[str, Any]) -> bytes:

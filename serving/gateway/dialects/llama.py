@@ -18,6 +18,7 @@ from serving.gateway.dialects.base import (
     read_count,
     read_flag,
     read_stop,
+    read_strings,
     read_text,
     short,
 )
@@ -45,7 +46,7 @@ ANSWER = object_schema((), content=TEXT, stop={"type": "boolean"}, model=TEXT, t
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
     """Read a body of /infill; n_predict 0 is a warm-up and gets an empty completion. Raises BadRequest."""
-    request, stream, fields = _request(body), read_flag(body, "stream"), _response_fields(body)
+    request, stream, fields = _request(body), read_flag(body, "stream"), read_strings(body, "response_fields", MAX_FIELDS)
     if request.max_tokens == 0:
         return JSONResponse({"content": "", "stop": True, "timings": {}})
     render = partial(_body, model, fields)
@@ -67,17 +68,6 @@ def _positive_ms(body: Fields, name: str) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise BadRequest(f"{name}: expected a number of milliseconds, got {short(value)}", name)
     return value if value > 0 else None
-
-
-def _response_fields(body: Fields) -> list[str]:
-    """Return the fields that the response is to have; empty: all."""
-    value = body.get("response_fields")
-    fields = [] if value is None else value
-    if isinstance(fields, list) and len(fields) > MAX_FIELDS:
-        raise BadRequest(f"response_fields: expected at most {MAX_FIELDS} strings, got {len(fields)}", "response_fields")
-    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise BadRequest("response_fields: expected a list of strings", "response_fields")
-    return fields
 
 
 def _body(model: ServedModel, fields: Sequence[str], generation: Generation) -> dict[str, Any]:
