@@ -2,7 +2,7 @@
 
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import quantiles
@@ -36,9 +36,9 @@ class Recent:
     shown: int
     """Requests whose completion is not blank."""
     disconnected: int
-    first_ms: tuple[float, float] | None
+    first_ms: tuple[float, ...] | None
     """Time to the first token, median and 95 % quantile; None for fewer than two."""
-    total_ms: tuple[float, float] | None
+    total_ms: tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,8 @@ class Metrics:
                     requests=len(of_arm),
                     shown=sum(row.shown for row in of_arm),
                     disconnected=sum(row.left for row in of_arm),
-                    first_ms=_median_and_95([row.first_ms for row in of_arm if row.first_ms is not None]),
-                    total_ms=_median_and_95([row.total_ms for row in of_arm]),
+                    first_ms=_percentiles([row.first_ms for row in of_arm if row.first_ms is not None], (50, 95)),
+                    total_ms=_percentiles([row.total_ms for row in of_arm], (50, 95)),
                 )
             )
         return summaries
@@ -314,16 +314,9 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _median_and_95(values: list[float]) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    cuts = quantiles(values, n=20, method="inclusive")
-    return cuts[9], cuts[18]
-
-
-def _percentiles(values: list[float]) -> tuple[float, ...] | None:
-    """Return PERCENTILES of values; None for fewer than two."""
+def _percentiles(values: list[float], percents: Sequence[int] = PERCENTILES) -> tuple[float, ...] | None:
+    """Return percentiles of values; None for fewer than two."""
     if len(values) < 2:
         return None
     cuts = quantiles(values, n=100, method="inclusive")
-    return tuple(cuts[percent - 1] for percent in PERCENTILES)
+    return tuple(cuts[percent - 1] for percent in percents)
