@@ -37,11 +37,6 @@ class Named:
     """Keyed hash of the token's name."""
 
 
-def as_named(named: Named) -> Named:
-    """Return what a request names, unchanged."""
-    return named
-
-
 @dataclass(frozen=True)
 class Caller:
     """The sender of a request."""
@@ -175,7 +170,7 @@ class Access:
         credential: Credential,
         user: object,
         client: str,
-        complete: Callable[[Named], Named] = as_named,
+        complete: Callable[[Named], Named] = lambda named: named,
     ) -> Caller:
         """Return the sender of a request.
 

@@ -200,6 +200,3 @@ async def serve(
         await runner.cleanup()
         engine.shutdown()
     return 1 if fatal_error else 0
-
-
-__all__ = ["VLLMEngine", "build_llm", "serve"]

@@ -65,8 +65,8 @@ class Served:
         """Remember a request, before its response."""
         prefix, suffix = normal_context(prefix, suffix)  # an event may have other line ends
         place = (_suffix(suffix), len(prefix), _end(prefix))
-        request = ServedRequest(completion_id, caller.credential, caller.project, caller.user, place, arrived)
-        request.client, request.opted_out = caller.client, caller.opted_out
+        who = (caller.credential, caller.project, caller.user)
+        request = ServedRequest(completion_id, *who, place, arrived, client=caller.client, opted_out=caller.opted_out)
         self._by_id[completion_id] = request
         for key in _keys(request):
             self._by_suffix.setdefault(key, []).append(request)
