@@ -1,5 +1,6 @@
 """The gain of a candidate over the champion on the held-out files of the code that it learnt from, by the cycle's objects."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,15 +32,17 @@ class Gain:
     champion: float
     candidate: float
     difference: float
-    low: float
-    high: float
+    low: float | None
+    """None, as `high`: too few files of equal size."""
+    high: float | None
     places: int
     files: int
 
     def __str__(self) -> str:
+        bounds = "too few files" if self.low is None or self.high is None else f"{self.low:+.4g}, {self.high:+.4g}"
         return (
             f"{self.repository}, {MEASURES[self.measure][0]}: {self.champion:.4g} -> {self.candidate:.4g}, "
-            f"{self.difference:+.4g} [{self.low:+.4g}, {self.high:+.4g}] at {self.places} places of {self.files} held-out files"
+            f"{self.difference:+.4g} [{bounds}] at {self.places} places of {self.files} held-out files"
         )
 
 
@@ -121,5 +124,5 @@ def _gains(name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]
     found = differences(columns, [a["file"] for a, _ in pairs], Levels(LEVEL, LEVEL))
     for (each, value), difference in zip(values.items(), found, strict=True):
         candidate, champion = (float(mean) for mean in value.mean(0))
-        bounds = difference.low, difference.high, difference.places, difference.files
-        yield Gain(name, each, champion, candidate, difference.estimate, *bounds)
+        low, high = (bound if math.isfinite(bound) else None for bound in (difference.low, difference.high))
+        yield Gain(name, each, champion, candidate, difference.estimate, low, high, difference.places, difference.files)

@@ -6,7 +6,7 @@ from typing import Literal
 from infra.settings.schema import Gate
 from tasks.evaluation.gate import slices
 from tasks.evaluation.gate.measures import BY_NAME, Measure
-from tasks.evaluation.gate.paired import Column
+from tasks.evaluation.gate.paired import LEAST_FILES, Column
 from tasks.evaluation.gate.values import Places, Values
 
 MIN_PLACES = 60
@@ -14,8 +14,8 @@ MIN_PLACES = 60
 this many."""
 MIN_FILES = 8
 """Fewest files of a project for a verdict on it, those of unequal size as fewer: places of one file are alike, and a few files do
-not show how files differ. Projects with fewer count together, as those with too few places do, where they have as many. A
-language needs none."""
+not show how files differ. Projects with fewer count together, as those with too few places do, where they have as many. Other
+slices need paired.LEAST_FILES."""
 SLICED = "edit_similarity"
 """The metric that is guarded in every slice."""
 
@@ -103,7 +103,9 @@ def column_of(guardrail: Guardrail, candidate: Values, champion: Values) -> Colu
 def too_few(column: Column, places: Places, least: int) -> str:
     """Return why a metric that some places lack cannot be checked; "" if it can."""
     known, asked = int(column.known.sum()), int(places.asks.sum())
-    return f"known at {known} of {asked} places, a verdict needs {least}" if known < min(least, max(asked, 1)) else ""
+    if known < min(least, max(asked, 1)):
+        return f"known at {known} of {asked} places, a verdict needs {least}"
+    return slices.lacks_files(places.files[column.known], LEAST_FILES)
 
 
 def slice_checks(candidate: Values, champion: Values, places: Places, settings: Gate) -> tuple[list[Check], list[str]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.evaluation.gate.paired import effective
+from tasks.evaluation.gate.paired import LEAST_FILES, effective
 from tasks.evaluation.gate.values import Places
 
 PROJECT = "project: "
@@ -67,7 +67,10 @@ def lacks(name: str, files: np.ndarray, least: int, least_files: int) -> str:
     """
     if len(files) < least:
         return f"{len(files)} places, a verdict needs {least}"
+    return lacks_files(files, least_files if name.startswith(PROJECT) else LEAST_FILES)
+
+
+def lacks_files(files: np.ndarray, least: int) -> str:
+    """Return that places are in fewer files of equal size than a verdict needs; empty if they are not."""
     equal = effective(np.unique(files, return_counts=True)[1].astype(float))
-    if name.startswith(PROJECT) and equal < least_files:
-        return f"{len(files)} places in {equal:.3g} files of equal size, a verdict needs {least_files}"
-    return ""
+    return f"{len(files)} places in {equal:.3g} files of equal size, a verdict needs {least}" if equal < least else ""

@@ -18,7 +18,7 @@ import numpy as np
 
 from infra.settings.schema import Gate
 from tasks.evaluation.gate.guardrails import Check, checks_of
-from tasks.evaluation.gate.paired import Difference, Levels, differences
+from tasks.evaluation.gate.paired import LEAST_FILES, Difference, Levels, differences
 from tasks.evaluation.gate.values import Places, Values
 from tasks.evaluation.scores import PositionScore
 
@@ -133,7 +133,8 @@ def explain(check: Check, difference: Difference, verdict: Verdict) -> str:
     name = f"{check.guardrail.name} ({check.slice})" if check.slice else check.guardrail.name
     limit = f"{'-' if check.guardrail.worse == 'less' else '+'}{check.margin:g} {check.guardrail.measure.unit}"
     if not math.isfinite(difference.low):
-        return f"{name}: {difference.places} places in {difference.files} files are too few; the margin is {limit}"
+        found = f"{difference.places} places in {difference.files} files are too few"
+        return f"{name}: {found}, {LEAST_FILES} files of equal size are asked; the margin is {limit}"
     what = {
         "passed": "within the margin",
         "failed": f"surely {check.guardrail.meaning}",

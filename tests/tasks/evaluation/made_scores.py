@@ -50,7 +50,7 @@ def written(score: PositionScore, text: str) -> PositionScore:
     )
 
 
-def measured_as(score: PositionScore, **metrics: float) -> PositionScore:
+def measured_as(score: PositionScore, **metrics: float | None) -> PositionScore:
     """Return a score with other values of some metrics."""
     assert score.measured is not None
     return replace(score, measured=replace(score.measured, **metrics))

@@ -17,7 +17,7 @@ from infra.storage.store import to_parquet
 from tasks.evaluation import evaluate, team_set
 from tasks.evaluation.cycle_sets import NoPlaces, ScoredSet, prepare, scored_sets
 from tasks.evaluation.evaluate import Contest
-from tasks.evaluation.gate import guardrails
+from tasks.evaluation.gate import guardrails, paired, slices
 from tasks.evaluation.heldout import sets
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.heldout.duplicates import Hashes, shingles_of_place, union
@@ -297,6 +297,8 @@ def test_a_cycle_of_a_team_that_writes_typescript_and_go_is_evaluated_on_both(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guardrails, "MIN_PLACES", 10)
+    for module in (guardrails, paired, slices):
+        monkeypatch.setattr(module, "LEAST_FILES", 2)
     shop = HeldOut(name="shop", kind="directory", path=ROOT / "tests/data/code", share=1.0, places=60, silent=0.0)
     gate = Gate(min_places=30)
     settings = Settings(evaluate=Evaluate(sets=(shop,), gate=gate))

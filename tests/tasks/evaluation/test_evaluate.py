@@ -48,7 +48,8 @@ def test_the_record_holds_every_number_margin_and_reason(tmp_path: Path, monkeyp
 
 def test_champion_and_candidate_complete_as_they_would_serve_and_once_greedily(tmp_path: Path) -> None:
     """Two sets name one file and offset; one place counts in neither, since it was trained on."""
-    places = [HeldOutPlace(id=f"p{i}", file="f.go", language="go", prefix=f"x{i} = ", suffix="", truth="a\nb") for i in range(9)]
+    code = {"language": "go", "suffix": "", "truth": "a\nb"}
+    places = [HeldOutPlace(id=f"p{i}", file=f"f{i}.go", prefix=f"x{i} = ", **code) for i in range(9)]
     sets = [ScoredSet(name, name * 8, tuple(places), frozenset({"p0"})) for name in ("one", "two")]
     sampling = {"sampling": Sampling(temperature=0.5), "challenger_sampling": Sampling(temperature=0.7)}
     settings = Settings(serving=Serving(**sampling), evaluate=Evaluate(gate=Gate(min_places=9), stop=("STOP",)))
@@ -79,7 +80,7 @@ def test_an_engine_that_holds_both_completes_with_candidate_and_champion_at_once
         met.wait(30)
         return "1" if folder == "champion" else "2"
 
-    places = [HeldOutPlace(id=f"p{i}", file="f.go", language="go", prefix=f"x{i} = ", suffix="", truth="1") for i in range(2)]
+    places = [HeldOutPlace(id=f"p{i}", file=f"f{i}.go", language="go", prefix=f"x{i} = ", suffix="", truth="1") for i in range(2)]
     settings = Settings(evaluate=Evaluate(gate=Gate(min_places=2)))
     checkpoints = [fake_models.write(tmp_path / name, name) for name in ("candidate", "champion")]
     contest = Contest(*checkpoints, FixedText(text, together=True), (ScoredSet("one", "0" * 64, tuple(places)),))

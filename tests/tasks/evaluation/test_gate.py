@@ -20,7 +20,7 @@ from tasks.evaluation.metrics.habits import repetition
 from tasks.evaluation.metrics.place import measure
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import PositionScore
-from tests.tasks.evaluation.made_scores import PLACES, measured_as, scores, written
+from tests.tasks.evaluation.made_scores import FILES, PLACES, measured_as, scores, written
 
 SETTINGS = Gate(min_places=200)
 
@@ -131,6 +131,33 @@ def test_small_projects_in_few_files_have_no_vote_together_either() -> None:
     assert {f.slice for f in few.findings} == {"", "project: large"}
     assert not any("it counts with" in note for note in few.left_out)
     assert {f.slice for f in enough.findings} == {"", "project: large", "project: 3 small ones"}
+
+
+def in_files(rows: list[PositionScore], files: int) -> list[PositionScore]:
+    return [replace(s, file=f"file {i % files}", slices=("set: a",)) for i, s in enumerate(rows)]
+
+
+def test_a_loss_of_its_margin_does_not_pass_in_two_files() -> None:
+    """A bootstrap over two files let it pass in a quarter of the cases, and failed equal candidates as often."""
+    verdicts = {}
+    for files in (2, 8):
+        champion = in_files(scores(), files)
+        rows = [in_files(scores(noise=0.3, seed=seed), files) for seed in range(60)]
+        worse = [[replace(s, edit_similarity=s.edit_similarity - MARGINS["edit_similarity"]) for s in each] for each in rows]
+        found = [[gate_candidate(each, champion, SETTINGS).verdict for each in kind] for kind in (worse, rows)]
+        verdicts[files] = found[0].count("passed"), found[1].count("failed")
+    assert verdicts[2] == (0, 0) and max(verdicts[8]) <= 3
+    result = gate_candidate(in_files(scores(), 2), in_files(scores(), 2), SETTINGS)
+    assert "edit_similarity: 240 places in 2 files are too few, 5 files of equal size are asked" in result.reason
+    halves = [replace(s, slices=(f"set: {i // 120}",)) for i, s in enumerate(in_files(scores(), 4))]
+    assert "set: 0: 120 places in 4 files of equal size, a verdict needs 5" in gate_candidate(halves, halves, SETTINGS).left_out
+
+
+def test_a_metric_that_is_known_in_few_files_is_not_checked() -> None:
+    rows = [s if i % FILES < 4 else measured_as(s, breaks_syntax=None) for i, s in enumerate(scores() * 4)]
+    rows = [replace(s, id=str(i)) for i, s in enumerate(rows)]
+    result = gate_candidate(rows, rows, SETTINGS)
+    assert result.verdict == "passed" and "syntax: 96 places in 4 files of equal size, a verdict needs 5" in result.left_out
 
 
 def test_longer_counts_beyond_the_true_text_only() -> None:

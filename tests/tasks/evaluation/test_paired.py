@@ -60,6 +60,18 @@ def test_one_file_gives_no_bound(values: list[float]) -> None:
         assert (found.low, found.high) == (-math.inf, math.inf)
 
 
+def test_too_few_files_of_equal_size_give_no_bound() -> None:
+    """Two models that differ by noise alone: of two files, a bootstrap is surely wrong in half of the cases."""
+    draw = np.random.default_rng(0)
+    for counts in ([60] * 4, [200, 10, 10, 10, 10]):
+        files = np.repeat(np.arange(len(counts)), counts).astype(str)
+        noise = draw.normal(0, 0.3, len(files))
+        for found in differences([column(noise), column(np.sign(noise), rate=True)], files, LEVELS):
+            assert (found.low, found.surely_high, found.files) == (-math.inf, math.inf, len(counts))
+    (enough,) = differences([column(draw.normal(0, 0.3, 300))], (np.arange(300) % 5).astype(str), LEVELS)
+    assert -0.2 < enough.low < enough.high < 0.2
+
+
 def test_files_widen_the_interval_of_a_rate() -> None:
     alone, together = [f"{n}" for n in range(80)], [f"{n // 8}" for n in range(80)]
     values = [1.0] * 16 + [0.0] * 64
