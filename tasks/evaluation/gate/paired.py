@@ -8,8 +8,8 @@ A mean has a paired bootstrap by file (Koehn 2004, "Statistical significance tes
 Welsh 2007 for clusters), at quantiles corrected for skew (Efron 1987, "Better bootstrap confidence intervals": BCa) and
 widened for few files as Student's t is (Hesterberg 2015, "What teachers should know about the bootstrap", section 5.3). Files of
 unequal size count as fewer (Carter, Schnepel and Steigerwald 2017, "Asymptotic behavior of a t-test robust to cluster
-heterogeneity", the effective number of clusters); of a few, Student's t of the files' influences takes the bootstrap's place. Fewer
-than LEAST_FILES give no bound.
+heterogeneity", the effective number of clusters); of a few, Student's t of the files' influences takes the bootstrap's place.
+Fewer than LEAST_FILES give no bound.
 
 A rate (d is -1, 0 or 1) has the score interval of paired proportions (Tango 1998, "Equivalence test and confidence interval for
 the difference in proportions for the paired-sample design"), which keeps its level if few places or none differ. Its counts are
@@ -30,7 +30,7 @@ SEED = 0
 """Seed of the resamples: the same scores give the same verdict."""
 RESAMPLES = 4000
 LEAST_FILES = 5
-"""Fewest effective files that give a bound. Of two, a bootstrap lets a true loss of one margin through in a quarter of the cases."""
+"""Fewest effective files that give a bound. Of two, a bootstrap lets a quarter of the losses of one margin through."""
 STUDENT_BELOW = 20
 """Effective files below which Student's t replaces the bootstrap, whose tails come from too few files."""
 

@@ -1,6 +1,7 @@
 """A stage of the ramp: it looks for a breach, and holds while a check fails.
 
-It counts requests before the caps: with a cap of credentials, a small share has too few of them for any to count.
+It counts a busy user's requests up to the cap of a user, and has no cap of credentials: a small share has too few of them for any
+to count.
 """
 
 import numpy as np
@@ -30,9 +31,16 @@ def verdict_of(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now:
     if now - experiment.started >= plan.max_seconds:
         reason = f"{seen}; no test until experiment.max_seconds{f': held, {held}' if held else ''}"
         return verdict.model_copy(update={"verdict": "broken", "reason": reason}), False
-    enough = requests["challenger"] >= plan.ramp_requests
+    counted = capped(made["challenger"], plan, np.concatenate([made[arm] for arm in ARMS]))
+    enough = counted >= plan.ramp_requests
     if held or not enough or now - stage.started < stages.seconds_each(plan, experiment.share):
-        wanted = "" if enough else f", {plan.ramp_requests} are asked"
+        few = f" and {counted:.0f} count (experiment.max_user_weight)" if counted < requests["challenger"] else ""
+        wanted = "" if enough else f", {plan.ramp_requests} are asked{few}"
         reason = f"{seen}{wanted}{f'; held: {held}' if held else ''}"
         return verdict.model_copy(update={"reason": reason}), False
     return verdict.model_copy(update={"reason": f"{seen}, no breach"}), True
+
+
+def capped(made: np.ndarray, plan: Plan, everyone: np.ndarray) -> float:
+    """Return the sum of users' requests, each at most `max_user_weight` times the median of everyone who made some, [U] each."""
+    return float(np.minimum(made, plan.max_user_weight * np.median(everyone[everyone > 0])).sum()) if made.any() else 0.0

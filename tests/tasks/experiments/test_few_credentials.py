@@ -1,5 +1,7 @@
 """A cap of credentials in a small team: where too few of them are on an arm, a ramp still passes and a breach is still seen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord, Plan, Stage
 from infra.records.experiments import Design
 from infra.settings.schema import Collect, Experiment
-from tasks.experiments.counting.totals import ArmTotals, of_evidence, total
+from tasks.experiments.counting.totals import MADE, ArmTotals, of_evidence, total
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.stages import ramp
 from tasks.experiments.verdict.decide import decide
@@ -57,6 +59,20 @@ def test_a_ramp_with_fewer_credentials_than_the_cap_asks_for_passes(design: Desi
     assert verdict.requests["challenger"] >= test.plan.ramp_requests
     assert verdict.requests["challenger"] + verdict.requests["champion"] == 30 * BLOCKS * 5
     assert ramp.verdict_of(test, test.plan, of_evidence(totals.evidence()), END) == (verdict, passed)
+
+
+def test_one_busy_user_ends_no_ramp() -> None:
+    test = ramp_of("crossover", make_plan(SETTINGS, Collect()))
+    assert test.plan
+    totals = totals_of(test, 2)
+    made = totals.during["challenger"][MADE].copy()
+    made[made.argmax()] = 1000.0
+    busy = replace(totals, during={**totals.during, "challenger": {**totals.during["challenger"], MADE: made}})
+    plan = test.plan.model_copy(update={"ramp_requests": 200})
+    verdict, passed = ramp.verdict_of(test, plan, busy, END)
+    assert not passed and verdict.requests["challenger"] > 1000
+    assert "requests on the challenger, 200 are asked and 70 count (experiment.max_user_weight)" in verdict.reason
+    assert ramp.verdict_of(test, plan.model_copy(update={"ramp_requests": 70}), busy, END)[1]
 
 
 @pytest.mark.parametrize(
