@@ -31,6 +31,7 @@ def seal(
 ) -> Manifest:
     """Write the inputs of a cycle, its manifest last: from then on every run completes this cycle."""
     store, cycle, collected = context.store, validated.cycle, validated.collected
+    transaction.refuse_sealed(store, cycle)
     tombstones.check(store, validated.subjects)
     digest = sha256([rewarded.samples])
     showing.write(store, cycle, estimate)

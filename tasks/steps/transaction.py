@@ -11,7 +11,7 @@ from infra.records import CycleOutcome, Manifest, ObjectReference
 from infra.settings import Settings, dump
 from infra.storage import cycles
 from infra.storage.events import tombstones
-from infra.storage.store import ObjectStore, sha256
+from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.labels.collect import Collected
 from tasks.labels.measures import measure, served
 from tasks.labels.partitions import references
@@ -40,6 +40,7 @@ def seal(
         AlreadyExists: another run has sealed this cycle.
         ErasedDuringCycle: one of the subjects is erased. An erasure that begins after this check finds all of the objects.
     """
+    refuse_sealed(store, cycle)
     digest = sha256([samples])
     key = cycles.key(cycle, f"samples-{digest}.parquet")
     store.put(key, samples)
@@ -50,6 +51,13 @@ def seal(
     tombstones.check(store, subjects)
     store.put_json(cycles.key(cycle, cycles.MANIFEST), record, new=True)
     return record
+
+
+def refuse_sealed(store: ObjectStore, cycle: str) -> None:
+    """Raise AlreadyExists where a cycle is sealed, before a slower run overwrites the objects whose names have no checksum."""
+    manifest = cycles.key(cycle, cycles.MANIFEST)
+    if store.exists(manifest):
+        raise AlreadyExists(f"{manifest} exists: another run has sealed this cycle. Nothing was written")
 
 
 def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: float) -> dict[str, Any]:

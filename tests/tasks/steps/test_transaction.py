@@ -7,7 +7,7 @@ from infra.settings import Settings
 from infra.settings.training import Train
 from infra.storage import cycles
 from infra.storage.events.tombstones import ErasedDuringCycle
-from infra.storage.store import AlreadyExists, to_parquet
+from infra.storage.store import AlreadyExists, sha256, to_parquet
 from tasks.steps import transaction
 from tasks.upkeep.forget import forget, request
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, sample
@@ -45,7 +45,8 @@ def test_the_first_of_two_runs_that_seal_a_cycle_wins() -> None:
     store = MemoryStore()
     first = transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample("1")]), Settings())
     with pytest.raises(AlreadyExists):
-        transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings())
+        transaction.seal(store, "cycle-000001", FIELDS, to_parquet([sample("2")]), Settings(train=Train(learning_rate=0.5)))
+    assert sha256([store.get("cycles/cycle-000001/settings.json")]) == first.settings_sha256
     assert cycles.manifest_of(store, "cycle-000001") == first
     assert store.get_rows(first.samples.key, type(sample()))[0].completion_id == "1"
 
