@@ -8,9 +8,10 @@ others: resuming, caps and erasure cover them.
 """
 
 import hashlib
+import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -91,17 +92,28 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
             )
 
 
-def draw(places: Sequence[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward) -> SampledGroups:
+def draw(places: Iterable[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward) -> SampledGroups:
     """Return the drawn actions of some of the places, with rewards and without advantages.
 
     Args:
+        places: read once; of those that are not drawn at, only the texts of a verdict are held.
         version: policy that the sampler samples from.
     """
-    judged = [place for place in places if place.accepted is not None]
-    model = fit([(place.shown, place.settled) for place in judged], [bool(place.accepted) for place in judged])
+    pairs: list[tuple[str, str]] = []
+    accepted: list[bool] = []
+
+    def candidates() -> Iterator[SettledPlace]:
+        for place in places:
+            if place.accepted is not None:
+                pairs.append((place.shown, place.settled))
+                accepted.append(place.accepted)
+            if place.line_is_known:
+                yield place
+
+    asked = pick(candidates(), settings.places)
+    model = fit(pairs, accepted)
     if isinstance(model, str):
         return SampledGroups(reason=model)
-    asked = pick([place for place in places if place.line_is_known], settings.places)
     if not asked:
         return SampledGroups(error=model.error, reason="no settled text reaches the end of its line")
     groups = zip(asked, sampler(asked), strict=True)
@@ -109,11 +121,10 @@ def draw(places: Sequence[SettledPlace], version: str, sampler: Sampler, setting
     return SampledGroups(tuple(actions), model.error)
 
 
-def pick(places: Sequence[SettledPlace], most: int) -> list[SettledPlace]:
+def pick(places: Iterable[SettledPlace], most: int) -> list[SettledPlace]:
     """Return at most so many places, chosen by their id alone, in their order."""
-    ranked = sorted(places, key=lambda place: hashlib.sha256(place.id.encode()).digest())
-    chosen = {place.id for place in ranked[:most]}
-    return [place for place in places if place.id in chosen]
+    chosen = heapq.nsmallest(most, enumerate(places), key=lambda one: hashlib.sha256(one[1].id.encode()).digest())
+    return [place for _, place in sorted(chosen, key=lambda one: one[0])]
 
 
 def rewards_of(texts: Sequence[str], settled: str, model: Acceptance, reward: Reward) -> list[float]:

@@ -127,7 +127,7 @@ def groups_of(context: Context, collected: Collected) -> SampledGroups:
     sources = None if settings.evaluate.shares_disk else {checkpoint: context.registry.version(collected.parent).source}
     of_parent = context.adapter(collected.parent)
     adapters = {checkpoint: of_parent[1]} if of_parent else {}
-    places = list(sampled_groups.settled_places(context.store, collected.plan.partitions, collected.accounting.samples))
+    places = sampled_groups.settled_places(context.store, collected.plan.partitions, collected.accounting.samples)
     sampling = settings.serving.sampling.model_copy(update={"temperature": wanted.temperature})
 
     def sampler(asked: Sequence[SettledPlace]) -> Sequence[DrawnGroup]:

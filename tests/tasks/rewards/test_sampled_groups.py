@@ -1,7 +1,8 @@
 """Groups that a cycle draws at places whose settled text is known."""
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,24 @@ def test_verdicts_that_the_texts_do_not_explain_give_no_chance() -> None:
     sent = [replace(p, accepted=number % 2 == 0) for number, p in enumerate([place(n, True) for n in range(200)])]
     found = fit([(p.shown, p.settled) for p in sent], [bool(p.accepted) for p in sent])
     assert isinstance(found, str) and "no better than their mean: log loss 0.69" in found
+
+
+def test_of_places_that_are_not_drawn_at_only_the_verdicts_texts_are_held() -> None:
+    held: list[weakref.ref[SettledPlace]] = []
+    most = 0
+
+    def read() -> Iterator[SettledPlace]:
+        nonlocal most
+        for number in range(300):
+            one = place(number, number % 3 == 0)
+            held.append(weakref.ref(one))
+            yield one
+            del one
+            most = max(most, sum(each() is not None for each in held))
+
+    found = draw(read(), "1", sampler, GROUPS, REWARD)
+    assert found == draw(places(300), "1", sampler, GROUPS, REWARD) and len(found.actions) == 20 * 3
+    assert most <= GROUPS.places + 2
 
 
 def test_a_group_has_a_row_for_each_text_and_one_for_silence() -> None:
