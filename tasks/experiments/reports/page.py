@@ -6,6 +6,7 @@ from infra.records import ExperimentRecord, Look, Verdict
 from infra.storage import looks as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.reports.history import when
+from tasks.experiments.verdict.anchor import ANCHOR
 
 MOST_POINTS = 60
 """Looks of a confidence sequence, about."""
@@ -40,7 +41,8 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
 
 def arms_table(verdict: Verdict, experiment: ExperimentRecord) -> str:
     """Return the arms of a verdict in Markdown: requests, acceptance and kept characters with their intervals."""
-    rows = figures.arm_rows(verdict, experiment.champion, experiment.challenger)
+    since = ", with all champions since the anchor" if experiment.stage.name == ANCHOR else ""
+    rows = figures.arm_rows(verdict, experiment.champion, f"{experiment.challenger}{since}")
     lines = [
         "| arm | version | users | requests | acceptance per request [95 %] | kept characters per request [95 %] "
         "| seconds saved per request [95 %] |",

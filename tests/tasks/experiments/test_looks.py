@@ -111,3 +111,10 @@ def test_a_pause_changes_neither_the_requests_so_far_nor_the_pace() -> None:
     in_ramp = test.model_copy(update={"stages": (stages[0], stages[2])})
     waiting = progress(in_ramp, Look(experiment="e", number=2, time=NOW + 7300, stage="paused", share=0.1, verdict=verdict(200)))
     assert waiting and (waiting.requests, waiting.by_clock) == (0, True), "a ramp that is paused"
+
+
+def test_the_page_of_an_anchor_names_the_champions_whose_figures_it_shows() -> None:
+    store, stage = MemoryStore(), Stage(name="anchor", share=0.9, started=NOW)
+    beside = TEST.model_copy(update={"stages": (stage,)})
+    look = looks.record(store, beside, verdict(100), NOW + 1000)
+    assert look and "| challenger | 2, with all champions since the anchor | 8 | 100 |" in experiment_page(store, beside, look)
