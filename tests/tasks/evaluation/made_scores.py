@@ -53,7 +53,7 @@ def written(score: PositionScore, text: str) -> PositionScore:
 def measured_as(score: PositionScore, **metrics: float | None) -> PositionScore:
     """Return a score with other values of some metrics."""
     assert score.measured is not None
-    return replace(score, measured=replace(score.measured, **metrics))
+    return replace(score, measured=replace(score.measured, **metrics))  # type: ignore[arg-type]
 
 
 def scored_models(candidate: Sequence[PositionScore], places: int = PLACES) -> ScoredModels:
