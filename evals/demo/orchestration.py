@@ -72,13 +72,6 @@ class Orchestration:
         runs = await self._post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}})
         return sorted(self._parse_run(run).deployment for run in runs)
 
-    async def crash_orphaned_runs(self) -> None:
-        """Mark the running runs without a deployment as crashed: their process was killed, which Prefect does not notice."""
-        running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, "deployment_id": {"is_null_": True}}
-        state = {"type": "CRASHED", "name": "Crashed", "message": "its process was killed"}
-        for run in await self._post("flow_runs/filter", {"flow_runs": running}):
-            await self._post(f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-
     async def current_task(self, identifier: str) -> str:
         """Return the running task of a run as " (name)"; empty without one."""
         running = {"flow_runs": {"id": {"any_": [identifier]}}, "task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}

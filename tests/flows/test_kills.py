@@ -3,6 +3,8 @@
 KILLS=100 pytest tests/flows/test_kills.py sets the number of kills (default 4). After every kill, the test reads all objects.
 """
 
+import io
+import json
 import os
 import pickle
 import random
@@ -18,14 +20,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 
-from evals.bench.faults.kills import verify_objects
-from infra.records import CycleOutcome, Sample
+from infra.records import CycleOutcome, Manifest, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Registry
 from infra.storage import cycles, moves
-from infra.storage.store import CHECKSUMS, ObjectStore
+from infra.storage.store import CHECKSUMS, ObjectStore, sha256
 from tasks.labels.collect import collect
 from tests.stack import running
 from tests.tasks.made import MemoryRegistry, MemoryStore, completion, feedback
@@ -96,6 +98,32 @@ class CycleRunner:
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
+
+
+def verify_objects(store: ObjectStore) -> None:
+    """Check that every object in the bucket is complete and matches its recorded checksum; skips MLflow's own objects.
+
+    Raises ValueError where an object does not match; holds its key and the actual checksum.
+    """
+    for key in store.keys(""):
+        if key.startswith("mlflow/"):
+            continue
+        body = store.get(key)
+        if key.endswith(".parquet"):
+            pq.read_table(io.BytesIO(body))
+            if ("samples-" in key or "quarantined-" in key) and sha256([body]) not in key:
+                raise ValueError(f"{key}: SHA-256 is {sha256([body])}, not the one in its key")
+        if key.endswith(".json"):
+            json.loads(body)
+        checksums: dict[str, str] = {}
+        if key.endswith(CHECKSUMS):
+            checksums = {key.removesuffix(CHECKSUMS) + name: digest for name, digest in json.loads(body).items()}
+        if key.endswith("manifest.json"):
+            samples = Manifest.model_validate_json(body).samples
+            checksums = {samples.key: samples.sha256}
+        for of, expected in checksums.items():
+            if (actual := sha256([store.get(of)])) != expected:
+                raise ValueError(f"{of}: SHA-256 is {actual}, expected {expected} by {key}")
 
 
 def prepare(settings: Settings, registry: MemoryRegistry, bucket: str, now: float) -> Settings:
