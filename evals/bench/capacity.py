@@ -23,11 +23,11 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from evals.bench import feedback, scale, serving
+from evals.bench import scale, serving
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.rigs.apps import ready, running_app
+from evals.bench.rigs.apps import WITHOUT_ENGINES, ready, running_app
 from evals.bench.rigs.servers import Server, free_ports, in_new_process, is_listening
-from evals.bench.streams import session, stream_completion, stream_completions
+from evals.bench.streams import raw_request, session, stream_completion, stream_completions
 from infra import settings as configuration
 from infra.registry.client import Registry
 from infra.settings import Settings
@@ -42,6 +42,7 @@ ALONE, APART_SECONDS = Size(full=100, quick=20), 0.4
 """Requests of which each finds an idle app, and seconds from one to the next."""
 IDLE_SECONDS = Size(full=30.0, quick=10.0)
 EVENT = {"completion_id": "cmpl-bench", "outcome": "accepted", "shown": TEXT, "elapsed_ms": 800}
+CONNECTIONS, EVENTS_PER_CPU_SECOND = 64, 2000.0
 EVENT_SECONDS, READ_SECONDS, READERS = Size(full=10.0, quick=2.0), Size(full=10.0, quick=2.0), 8
 ENGINE_COMPLETIONS = Size(full=400, quick=64)
 LOOKS = Size(full=((1_200, 480, 4.0), (5_000, 1_000, 4.0)), quick=((1_200, 480, 1.0),))
@@ -65,8 +66,8 @@ async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
             for one in completion:
                 yield one
             core = next(one.value for one in completion if one.name == CORE)
-            rates = {one.name: one for one in await feedback.rate(settings, root / "events", EVENT_SECONDS.of(bench.quick))}
-            event = 1 / rates["events_per_cpu_second"].value
+            event = await event_cpu(settings, root / "events", EVENT_SECONDS.of(bench.quick))
+            yield figure("capacity.events_per_cpu_second", 1 / event, "1/s", least=EVENTS_PER_CPU_SECOND)
             yield figure("capacity.event_cpu", 1e3 * event, "ms")
             yield compared("capacity.event_cpu", costs.EVENT_CPU.value / core, event)
         with bench.part("looks and joins", share=0.5):
@@ -167,6 +168,29 @@ async def post(http: aiohttp.ClientSession, url: str) -> None:
     """Post an event. Raises aiohttp.ClientResponseError where it is refused."""
     async with http.post(url, json=EVENT) as response:
         response.raise_for_status()
+
+
+async def event_cpu(settings: Settings, folder: Path, duration: float) -> float:
+    """Return the CPU seconds of a durable event in an app of its own, with CONNECTIONS that send one after the other."""
+    text = "x = value_of(thing)\n" * 20
+    request = raw_request("/v1/feedback", settings, json.dumps({**EVENT, "shown": text}).encode())
+    async with running_app(settings, folder, WITHOUT_ENGINES) as (server, _, port):
+        app, end = psutil.Process(server.pid), time.monotonic() + duration
+
+        async def send() -> int:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            acknowledged = 0
+            while time.monotonic() < end:
+                writer.write(request)
+                header = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(header.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                acknowledged += header.startswith(b"HTTP/1.1 200")
+            writer.close()
+            return acknowledged
+
+        before = sum(app.cpu_times()[:2])
+        events = sum(await asyncio.gather(*(send() for _ in range(CONNECTIONS))))
+        return (sum(app.cpu_times()[:2]) - before) / events
 
 
 def make(folder: Path, requests: int, objects: int, days: float) -> None:

@@ -16,7 +16,6 @@ from evals.bench.rigs.servers import Server, answers, free_ports, is_listening, 
 from evals.bench.streams import stream_completion
 from infra import settings as configuration
 from infra.settings import Settings
-from infra.settings.schema import Store
 from infra.storage.store import ObjectStore
 
 BUCKET = "tabloop-bench"  # bucket of the events of the benchmark's own app
@@ -24,11 +23,6 @@ UP_SECONDS = 60.0
 WITHOUT_ENGINES: Mapping[str, str] = {"TABLOOP_SERVING__ENGINES": json.dumps([f"http://127.0.0.1:{port}" for port in (1, 2)])}
 """Variables of an app that serves no completions."""
 VLLM = (sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry")
-
-
-def own_store(settings: Settings) -> Store:
-    """Return the settings of the bucket with the events of the benchmark's own app."""
-    return settings.store.model_copy(update={"bucket": BUCKET})
 
 
 def own_variables(folder: Path, port: int, feedback_port: int) -> dict[str, str]:
@@ -49,7 +43,7 @@ async def running_app(
 
     Yields it and its two ports. Raises ServerError where the app does not start.
     """
-    ObjectStore.connect(own_store(settings)).ensure_bucket()
+    ObjectStore.connect(settings.store.model_copy(update={"bucket": BUCKET})).ensure_bucket()
     port, feedback_port = free_ports(2)
     folder.mkdir(parents=True, exist_ok=True)
     given = os.environ | {"TABLOOP_STORE__BUCKET": BUCKET} | own_variables(folder, port, feedback_port) | dict(variables)
