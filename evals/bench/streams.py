@@ -34,16 +34,11 @@ def bearer(token: SecretStr | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
 
 
-def raw_head(path: str, settings: Settings, *lines: str) -> bytes:
-    """Return the head of a POST of JSON with the app's token and further lines, without the empty line at its end."""
-    token = (f"{name}: {value}" for name, value in bearer(settings.serving.token).items())
-    head = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *token, *lines, "")
-    return "\r\n".join(head).encode()
-
-
 def raw_request(path: str, settings: Settings, body: bytes, *lines: str) -> bytes:
-    """Return a POST of JSON with the app's token."""
-    return raw_head(path, settings, *lines, f"Content-Length: {len(body)}") + b"\r\n" + body
+    """Return a POST of JSON with the app's token and further lines in its head."""
+    token = (f"{name}: {value}" for name, value in bearer(settings.serving.token).items())
+    head = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *token, *lines)
+    return "\r\n".join((*head, f"Content-Length: {len(body)}", "", "")).encode() + body
 
 
 @asynccontextmanager

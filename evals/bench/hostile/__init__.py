@@ -1,4 +1,4 @@
-"""Hostile clients: requests made from /openapi.json, bodies of a megabyte, connections that never finish or are silent.
+"""Hostile clients: requests made from /openapi.json, bodies of a megabyte, silent connections.
 
 The benchmark runs an app with its own ports, spool and bucket on the stack's engines, so its events do not reach the loop's data.
 """
@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.hostile.bodies import bodies
-from evals.bench.hostile.connections import silent, unfinished
+from evals.bench.hostile.connections import silent
 from evals.bench.rigs.apps import ready, running_app
 from evals.bench.streams import bearer
 from infra.settings import Settings
@@ -47,11 +47,11 @@ CHECKS = [
 
 
 async def run(settings: Settings, bench: Bench) -> AsyncIterator[Figure]:
-    """Send hostile requests and bodies, then hold connections.
+    """Send hostile requests and bodies, then hold silent connections.
 
     Raises RuntimeError where the app does not start, or completions fail.
     """
-    for measure in (_fuzz, bodies, unfinished, silent):
+    for measure in (_fuzz, bodies, silent):
         with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder:
             for one in await measure(settings, Path(folder), bench):
                 yield one

@@ -1,4 +1,4 @@
-"""Connections that never finish, and ten thousand that are silent, and how long /health waits beside such clients.
+"""Ten thousand silent connections, and how long /health waits beside such clients.
 
 It waits in time and in CPU time of the app: on a machine with other work, only the latter is the app's.
 """
@@ -10,7 +10,7 @@ import socket
 import statistics
 import time
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +18,9 @@ from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.rigs.apps import ready, running_app
 from evals.bench.rigs.servers import new_process
 from evals.bench.serving import editor_body, prompts
-from evals.bench.streams import first_token_percentiles, raw_head, session, stream_completions
-from infra.http.connections import DEADLINES
+from evals.bench.streams import first_token_percentiles, session, stream_completions
 from infra.settings import Settings
 
-UNFINISHED = 50  # connections of each kind that never finish
-GRACE_SECONDS = 5.0  # seconds after a deadline within which the connection is closed
 SILENT, PEERS = Size(full=10_000, quick=1_000), 100  # silent connections, and the addresses that they come from
 BLOCK, BLOCKS = 25, Size(full=8, quick=2)
 """Completions of a block, and blocks, by turns without and with silent connections."""
@@ -79,53 +76,6 @@ async def _ask(port: int, clock: int, waits: Waits, stopping: asyncio.Event, kee
         writer.close()
 
 
-async def unfinished(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
-    """Hold connections that never finish until the server closes them."""
-    chunk = b"1\r\n \r\n"
-    head = raw_head("/v1/feedback", settings)
-    refused = b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    kinds = {
-        "slow_headers": (head, b"X-A: b\r\n", DEADLINES.headers),
-        "silent": (b"", b"", DEADLINES.headers),
-        "slow_body": (head + b"Content-Length: 900000\r\n\r\n", b" ", DEADLINES.body),
-        "endless_body": (head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, DEADLINES.body),
-        "refused_body": (refused, chunk, DEADLINES.body),
-    }
-    found = []
-    with bench.part("connections that never finish", share=0.15):
-        async with running_app(settings, folder) as (_, _, port):
-            seconds = {
-                kind: asyncio.gather(*(_seconds_open(port, start, piece, deadline + GRACE_SECONDS) for _ in range(UNFINISHED)))
-                for kind, (start, piece, deadline) in kinds.items()
-            }
-            for kind, measured in seconds.items():
-                closed = await measured
-                longest = max((s for s in closed if s is not None), default=0.0)
-                found.append(figure(f"unfinished.{kind}.open", closed.count(None), "", most=0))
-                found.append(figure(f"unfinished.{kind}.closed_after", longest, "s"))
-    return found
-
-
-async def _seconds_open(port: int, start: bytes, piece: bytes, most: float) -> float | None:
-    """Send a piece each second and return the seconds until the server closes; none if it does not within `most`."""
-    began = time.monotonic()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(start)
-        while (left := most - (time.monotonic() - began)) > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(1.0, left)):
-                    while await reader.read(1 << 16):
-                        pass
-                return time.monotonic() - began
-            writer.write(piece)
-        return None
-    except ConnectionError:
-        return time.monotonic() - began
-    finally:
-        writer.close()
-
-
 async def silent(settings: Settings, folder: Path, bench: Bench) -> list[Figure]:
     """Measure /health while silent connections open, are held and close, and completions with and without them.
 
@@ -136,7 +86,7 @@ async def silent(settings: Settings, folder: Path, bench: Bench) -> list[Figure]
     medians: dict[bool, list[float]] = {False: [], True: []}
     kept, new, held, closing = Waits(), Waits(), Waits(), Waits()
     variables = {"TABLOOP_SERVING__LIMITS__HEADER_SECONDS": "600"}  # so that they are open while completions are measured
-    with bench.part("blocks beside silent connections", blocks, share=0.15) as part:
+    with bench.part("blocks beside silent connections", blocks, share=0.3) as part:
         async with running_app(settings, folder, variables) as (app, port, _), session(settings.serving.token) as http:
             await ready(port)
             for number in range(blocks):

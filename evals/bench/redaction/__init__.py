@@ -1,4 +1,4 @@
-"""Redaction: cost of an ordinary request, delay beside hostile ones, kinds of secrets found, ordinary code that loses anything.
+"""Redaction: cost of an ordinary request, delay beside hostile ones, secrets that stay, ordinary code that loses anything.
 
 Ordinary code is the standard library and the installed packages without their tests, cut at random places as editors send it. The
 delay is that of the stack's answer to an innocent request while others send texts of a megabyte. A usual long text waits in the
@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.redaction.corpus import MEGABYTE, cases, hostile_texts, ordinary_requests, project_files
+from evals.bench.redaction.corpus import hostile_texts, ordinary_requests, project_files
 from evals.bench.rigs.servers import in_new_process
 from evals.bench.streams import bearer
 from infra.model.language import language
@@ -42,11 +42,9 @@ PAUSE = 0.1  # seconds between two usual texts
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """Measure the search for secrets, then the app's answers beside hostile requests."""
     yield from _ordinary(bench)
-    with bench.part("kinds of secrets", share=0.2):
-        yield from _kinds(SEEDS.of(bench.quick))
-    with bench.part("megabytes", share=0.2):
-        yield from _growth()
-    with bench.part("queue", share=0.2):
+    with bench.part("project files", share=0.2):
+        yield from _project_files(SEEDS.of(bench.quick))
+    with bench.part("queue", share=0.4):
         waited = in_new_process(usual_waits)
     yield figure("queue.delay.median_cpu", statistics.median(waited) * 1e3, "ms", most=20.0)
     yield figure("queue.delay.p95_cpu", statistics.quantiles(waited, n=20)[18] * 1e3, "ms")
@@ -86,17 +84,9 @@ def changed(redactor: Redactor, request: Texts) -> list[str]:
     return [line for before, after in pairs for line in after.split("\n") if before != after and REDACTED in line]
 
 
-def _kinds(seeds: int) -> Iterator[Figure]:
-    """Yield the kinds that are found and those that stay in some form, and the share of project files' secrets that stay."""
-    redactor, tried, missed = Redactor(), set[str](), set[str]()
-    for seed in range(seeds):
-        for kind, _, ending, text, secret in cases(random.Random(seed)):
-            tried.add(kind)
-            redacted = "\0".join(redactor.text(text, named) for named in (ending, ""))
-            if secret[:8] in redacted or secret[-8:] in redacted:
-                missed.add(kind)
-    yield figure("kinds.found", len(tried - missed), "", least=80)
-    yield figure("kinds.missed", len(missed), "", most=0)
+def _project_files(seeds: int) -> Iterator[Figure]:
+    """Yield the share of project files' secrets of which a part stays."""
+    redactor = Redactor()
     for name, named, most in PROJECT_FILES:
         counts = [missed_in_files(redactor, random.Random(seed), named=named) for seed in range(seeds)]
         staying = sum(len(secrets) for _, files in counts for secrets in files.values())
@@ -118,21 +108,6 @@ def missed_in_files(redactor: Redactor, rng: random.Random, *, named: bool) -> t
 def _stays(secret: str, text: str) -> bool:
     size = min(len(secret), PIECE)
     return any(secret[at : at + size] in text for at in range(len(secret) - size + 1))
-
-
-def _growth() -> Iterator[Figure]:
-    """Yield the time of a megabyte, without the cut to what is kept, and how it grows from a tenth of it."""
-    redactor = Redactor()
-    for name, text in hostile_texts(random.Random(0)).items():
-        short, long = (_cpu_seconds(redactor, text[:size]) for size in (MEGABYTE // 10, MEGABYTE))
-        yield figure(f"megabyte.{_label(name)}", long, "s")
-        yield figure(f"megabyte.{_label(name)}.per_tenth", long / max(short, 1e-4), "", most=20)
-
-
-def _cpu_seconds(redactor: Redactor, text: str) -> float:
-    began = time.process_time()
-    redactor.text(text)
-    return time.process_time() - began
 
 
 def usual_waits() -> list[float]:
@@ -194,6 +169,8 @@ async def _attack(client: httpx.AsyncClient, text: str, seconds: float) -> None:
 
     async def send() -> None:
         while time.monotonic() < until:
-            await client.post("/v1/continue/events", content=body, headers={"Content-Type": "application/json"})
+            answer = await client.post("/v1/continue/events", content=body, headers={"Content-Type": "application/json"})
+            if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                answer.raise_for_status()  # what is refused delays nobody
 
     await asyncio.gather(*(send() for _ in range(AT_ONCE)))
