@@ -7,6 +7,7 @@ context lines become tokens of as many samples as a production's cycle trains on
 network is measured.
 """
 
+import os
 import resource
 import tempfile
 import time
@@ -25,7 +26,7 @@ from evals.bench.rigs.servers import in_new_process
 from infra.model.fim import Renderer
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
-from infra.storage.store import ObjectStore, sha256
+from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.labels import apart, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.context_lines import with_context_lines
@@ -76,15 +77,34 @@ class FolderStore(ObjectStore):
         path.write_bytes(body)
         return sha256([body])
 
+    def put_new(self, key: str, body: bytes) -> str:
+        if self.exists(key):
+            raise AlreadyExists(key)
+        return self.put(key, body)
+
     def get(self, key: str) -> bytes:
-        return (self.root / key).read_bytes()
+        try:
+            return (self.root / key).read_bytes()
+        except FileNotFoundError as error:
+            raise KeyError(key) from error
 
     def exists(self, key: str) -> bool:
         return (self.root / key).exists()
 
+    def delete(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
+
     def keys(self, prefix: str) -> Iterator[str]:
-        folder = self.root / prefix
-        yield from sorted(str(p.relative_to(self.root)) for p in folder.rglob("*") if p.is_file())
+        yield from sorted(key for key in self._below(prefix.rpartition("/")[0]) if key.startswith(prefix))
+
+    def _below(self, folder: str) -> Iterator[str]:
+        if (self.root / folder).is_dir():
+            for entry in os.scandir(self.root / folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir():
+                    yield from self._below(name)
+                else:
+                    yield name
 
 
 def make(store: ObjectStore, per_hour: int, hours: range) -> int:

@@ -5,32 +5,29 @@ ago each run in a process of their own: the first, one 20 seconds later with a n
 network is measured: the requests to the store are counted instead.
 """
 
-import io
-import os
 import resource
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 
 from evals.bench import workers
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.join import made_completions, made_feedback
+from evals.bench.join import FolderStore, made_completions, made_feedback, put
 from evals.bench.rigs.servers import in_new_process
 from infra.assignment import assigned_arm
 from infra.records import ExperimentRecord
 from infra.registry.client import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
-from infra.storage.store import AlreadyExists, ObjectStore, sha256
+from infra.storage.store import ObjectStore
 from tasks.experiments.controller.look import ObservedTest, look
 from tasks.experiments.planning.plan import make_plan
 from tasks.labels import apart
@@ -53,60 +50,23 @@ PAGE = 1_000
 TARGET_GETS, TARGET_SECONDS, TARGET_GROWTH = 500.0, 2.0, 1.1
 
 
-@dataclass
-class Requests:
-    """Requests to a store."""
-
-    gets: int = 0
-    lists: int = 0
-    bytes: int = 0
-
-
-class CountingStore(ObjectStore):
+class CountingStore(FolderStore):
     """A bucket on this machine's disk that counts the requests which S3 would get."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.bucket, self.sent = root, "bench", Requests()
-
-    def put(self, key: str, body: bytes) -> str:
-        path = self.root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(body)
-        return sha256([body])
-
-    def put_new(self, key: str, body: bytes) -> str:
-        if self.exists(key):
-            raise AlreadyExists(key)
-        return self.put(key, body)
+        super().__init__(root)
+        self.sent = Counter(gets=0, lists=0, bytes=0)  # also of copies
 
     def get(self, key: str) -> bytes:
-        try:
-            body = (self.root / key).read_bytes()
-        except FileNotFoundError as error:
-            raise KeyError(key) from error
-        self.sent.gets += 1
-        self.sent.bytes += len(body)
+        body = super().get(key)
+        self.sent["gets"] += 1
+        self.sent["bytes"] += len(body)
         return body
 
-    def exists(self, key: str) -> bool:
-        return (self.root / key).exists()
-
-    def delete(self, key: str) -> None:
-        (self.root / key).unlink(missing_ok=True)
-
     def keys(self, prefix: str) -> Iterator[str]:
-        found = sorted(key for key in self._below(prefix.rpartition("/")[0]) if key.startswith(prefix))
-        self.sent.lists += max(1, -(-len(found) // PAGE))
+        found = list(super().keys(prefix))
+        self.sent["lists"] += max(1, -(-len(found) // PAGE))
         yield from found
-
-    def _below(self, folder: str) -> Iterator[str]:
-        if (self.root / folder).is_dir():
-            for entry in os.scandir(self.root / folder):
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir():
-                    yield from self._below(name)
-                else:
-                    yield name
 
 
 def make(store: ObjectStore, experiment: ExperimentRecord, span: tuple[float, float], requests: int, objects: int) -> None:
@@ -139,21 +99,14 @@ def ship(store: ObjectStore, kind: str, rows: pl.DataFrame, seconds: float) -> N
     for (slot,), part in rows.with_columns(slot=pl.col("time") // seconds).partition_by("slot", as_dict=True).items():
         opened = datetime.fromtimestamp(float(slot) * seconds, UTC)  # type: ignore[arg-type]  # the column holds floats
         name = f"date={opened:%Y-%m-%d}/hour={opened:%H}/{opened:%Y%m%dT%H%M%S.%f}-{part['id'][0]}"
-        sink = io.BytesIO()
-        pq.write_table(part.drop("slot").to_arrow(compat_level=pl.CompatLevel.oldest()), sink, compression="zstd")
-        store.put(f"events/{kind}/{name}.parquet", sink.getvalue())
+        put(store, f"events/{kind}/{name}.parquet", part.drop("slot"))
 
 
 def experiment_of(days: float) -> ExperimentRecord:
     """Return a test that began so many days before END, of a size that it does not reach."""
     settings = Experiment(
-        **{
-            "design": "by_user",
-            "planned_requests": round(REQUESTS.full * days) + 1_000,
-            "max_seconds": 365 * DAY,
-            "min_requests": 10**8,
-        },
-        **{"min_history_requests": 0, "shadow_requests": 0, "ramp": ()},
+        **{"design": "by_user", "planned_requests": round(REQUESTS.full * days) + 1_000, "max_seconds": 365 * DAY},
+        **{"min_requests": 10**8, "min_history_requests": 0, "shadow_requests": 0, "ramp": ()},
     )
     # Whether the made labels differ between the arms is no matter here.
     unchecked = {"max_label_gap": 1.0, "max_request_gap": 9.0, "breach_alpha": 0.0}
@@ -170,8 +123,8 @@ def measure(folder: Path, days: float, now: float) -> dict[str, float]:
     cpu = time.process_time() - cpu
     assert found.verdict.verdict == "undecided", found.verdict.reason
     return {
-        **{"gets": store.sent.gets, "lists": store.sent.lists, "bytes": store.sent.bytes, "cpu": cpu},
-        **{"memory": _memory() - before, "requests": sum(found.verdict.requests.values())},
+        **store.sent,
+        **{"cpu": cpu, "memory": _memory() - before, "requests": sum(found.verdict.requests.values())},
     }
 
 
@@ -187,9 +140,7 @@ def measure_join(folder: Path, days: float) -> dict[str, float]:
             return list(pool.map(lambda part: join_partition(store, part, tokens=tokens), parts))
 
         rows = label_window(store, plan, join_all=join_all).requests.height
-    return {
-        **{"gets": store.sent.gets, "cpu": time.process_time() - cpu, "memory": _memory() - before, "requests": rows},
-    }
+    return {"gets": store.sent["gets"], "cpu": time.process_time() - cpu, "memory": _memory() - before, "requests": rows}
 
 
 def _memory() -> float:
