@@ -4,6 +4,7 @@ import inspect
 import io
 import json
 import math
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,8 +22,9 @@ from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
 from evals.bench.suite import KNOWN, Entry, chosen, run_bench, summary
 from evals.progress import Progress
+from evals.studies.recipes.bench import Options, plan
 from infra.cli import main
-from infra.settings import DEMO, Settings, load
+from infra.settings import DEMO, ROOT, Settings, load
 
 
 class Shown:
@@ -136,6 +138,13 @@ def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:
     sizes = [KNOWN[name].minutes for name in chosen([])]
     assert 8 <= sum(size.quick for size in sizes) <= 12 < sum(size.full for size in sizes)
     assert [name for name in KNOWN if name not in chosen([])] == ["fleet", "shape"]
+
+
+def test_the_page_of_benchmarks_names_those_that_there_are() -> None:
+    page = (ROOT / "infra/docs/contribute/benchmarks.md").read_text()
+    named = re.findall(r"^\| `(\w+)`", page.split("\n## ")[0], re.MULTILINE)
+    assert sorted(named) == sorted(KNOWN)
+    assert f"The full plan has {len(plan(Options()))} runs." in page
 
 
 def test_percentiles_are_of_the_times_to_the_first_token() -> None:

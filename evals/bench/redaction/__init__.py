@@ -171,6 +171,6 @@ async def _attack(client: httpx.AsyncClient, text: str, seconds: float) -> None:
         while time.monotonic() < until:
             answer = await client.post("/v1/continue/events", content=body, headers={"Content-Type": "application/json"})
             if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                answer.raise_for_status()  # what is refused delays nobody
+                answer.raise_for_status()  # a refused event delays nobody
 
     await asyncio.gather(*(send() for _ in range(AT_ONCE)))
