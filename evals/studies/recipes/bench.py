@@ -35,7 +35,7 @@ def counts(text: str) -> list[int]:
         first, last = map(int, doubled.groups())
         found = [first << step for step in range(32) if 0 < first << step <= last]
     else:
-        found = [int(part) for part in text.split(",") if part.isdecimal()]
+        found = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
     if not found or found != sorted({*found}) or found[0] < 1:
         raise ValueError(f"expected ascending numbers above 0, as 7200 or 1800,7200 or 1800..28800, got {text!r}")
     return found
