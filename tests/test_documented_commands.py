@@ -13,6 +13,7 @@ import pytest
 from evals.demo.orchestration import Orchestration
 from evals.docs import site
 from evals.docs.site import describe
+from infra import cli
 from infra.registry.client import Registry
 from infra.settings import DEMO, ROOT, Settings, load
 from infra.stack import orchestration
@@ -138,7 +139,7 @@ def test_every_command_is_run_or_has_a_reason_not_to() -> None:
 
 
 async def test_every_command_of_a_generated_page_is_one_of_these_or_the_beginning_of_one() -> None:
-    pages = site.generated(ROOT, await describe(load(DEMO, {})))
+    pages = site.generated(ROOT, await describe(load(DEMO, {})), cli.app)
     generated = [Command(text, path) for path, page in pages.items() for text in commands_of(page)]
     named = [command for command in generated if not any(c.text.startswith(command.text) for c in COMMANDS)]
     assert [command for command in named if not matches(command, PATTERNS)] == []

@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import SecretStr
+from typer import Typer
 
 from evals.docs import capacity_page, commands_page, formats_page, http_page, records_page, settings_page
 from infra.settings import Settings
@@ -58,8 +59,8 @@ def written(root: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in sorted(folder.rglob("*.md"))}
 
 
-def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
-    """Return the generated pages by their path; `app` is the result of `describe`."""
+def generated(root: Path, app: Mapping[str, Any], command: Typer) -> dict[str, str]:
+    """Return the generated pages by their path; `app` is the result of `describe`, `command` the command `tabloop`."""
     changelog = (root / "CHANGELOG.md").read_text()
     return {
         "changes.md": changelog.replace("](infra/docs/", "]("),  # its links lead from the root of the repository
@@ -68,22 +69,22 @@ def generated(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
         "operate/metrics.md": http_page.metrics_page(app["metrics"]),
         "reference/http.md": http_page.http_page(app),
         **{f"reference/{name}": text for name, text in records_page.pages().items()},
-        "reference/commands.md": commands_page.page(root),
+        "reference/commands.md": commands_page.page(root, command),
         "reference/formats.md": formats_page.page(),
     }
 
 
-def sources(root: Path, app: Mapping[str, Any]) -> dict[str, str]:
+def sources(root: Path, app: Mapping[str, Any], command: Typer) -> dict[str, str]:
     """Return all pages by their path. Raises ValueError if a generated page would replace a written one."""
-    made = generated(root, app)
+    made = generated(root, app, command)
     if clashes := made.keys() & (pages := written(root)).keys():
         raise ValueError(f"infra/docs: {', '.join(sorted(clashes))} would be replaced by a generated page; give it another name")
     return pages | made
 
 
-def write(root: Path, app: Mapping[str, Any], folder: Path) -> int:
+def write(root: Path, app: Mapping[str, Any], command: Typer, folder: Path) -> int:
     """Write all pages and assets into a folder, which is emptied before; return the number of pages."""
-    pages = sources(root, app)
+    pages = sources(root, app, command)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(root / "infra/docs", folder, ignore=shutil.ignore_patterns("*.md"))
     for path, text in pages.items():
@@ -93,11 +94,11 @@ def write(root: Path, app: Mapping[str, Any], folder: Path) -> int:
     return len(pages)
 
 
-def build(root: Path, settings: Settings) -> bool:
+def build(root: Path, settings: Settings, command: Typer) -> bool:
     """Build var/docs with MkDocs; return whether it succeeded. Raises FileNotFoundError without MkDocs' environment."""
     python = root / ".venv-docs/bin/python"
     if not python.exists():
         raise FileNotFoundError(f"{python}: not found; `make docs` installs MkDocs and builds the documentation")
-    write(root, asyncio.run(describe(settings)), root / "var/docs-source")
+    write(root, asyncio.run(describe(settings)), command, root / "var/docs-source")
     command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", CONFIG)
     return not subprocess.run(command, cwd=root, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode

@@ -178,7 +178,7 @@ def docs() -> int:
     from infra import settings
 
     with errors.expected(FileNotFoundError):
-        if not site.build(settings.ROOT, settings.load()):
+        if not site.build(settings.ROOT, settings.load(), app):
             return errors.NO
     print("open var/docs/index.html")
     return errors.DONE

@@ -41,7 +41,7 @@ def app() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pages(app: dict[str, Any]) -> dict[str, str]:
-    return site.sources(ROOT, app)
+    return site.sources(ROOT, app, cli.app)
 
 
 def field_paths(model: type[BaseModel], path: str = "") -> set[str]:
