@@ -54,11 +54,7 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     for name, text in hostile_texts(random.Random(0)).items():
         with bench.part(f"answers beside {name}", share=0.02):
             beside = asyncio.run(_answer_seconds(settings, seconds, text))
-        yield figure(f"answer.delay.{_label(name)}", (beside - quiet) * 1e3, "ms", most=20.0)
-
-
-def _label(name: str) -> str:
-    return name.replace(" ", "_").replace("-", "_")
+        yield figure(f"answer.delay.{name.replace(' ', '_').replace('-', '_')}", (beside - quiet) * 1e3, "ms", most=20.0)
 
 
 def _ordinary(bench: Bench) -> Iterator[Figure]:
@@ -100,12 +96,13 @@ def missed_in_files(redactor: Redactor, rng: random.Random, *, named: bool) -> t
     for file in project_files(rng):
         redacted = redactor.text(file.text, language(file.path) if named else "")
         tried += len(file.secrets)
-        if staying := [secret for secret in file.secrets if _stays(secret, redacted)]:
+        if staying := [secret for secret in file.secrets if stays(secret, redacted)]:
             missed[file.path] = staying
     return tried, missed
 
 
-def _stays(secret: str, text: str) -> bool:
+def stays(secret: str, text: str) -> bool:
+    """Return whether PIECE neighbouring characters of a secret are in a text; fewer only of a shorter secret."""
     size = min(len(secret), PIECE)
     return any(secret[at : at + size] in text for at in range(len(secret) - size + 1))
 

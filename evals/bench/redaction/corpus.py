@@ -1,7 +1,7 @@
-"""Texts with and without secrets for the search for secrets: made-up secrets of every kind, project files, hostile texts.
+"""Texts with and without secrets for the search for secrets: project files, ordinary code, hostile texts.
 
-Secrets are drawn when they are needed, from the templates of made_up_secrets.toml: `{a36}` stands for 36 characters of the
-alphabet `a`. So no scanner of this repository finds a secret, and none is a copy of redaction's own patterns.
+Secrets are drawn when they are needed, from templates in which `{a36}` stands for 36 characters of the alphabet `a`. So no
+scanner of this repository finds a secret, and none is a copy of redaction's own patterns.
 
 project_files.txt holds files as they stand in projects, for a count that does not come from redaction's own patterns: a line
 `### PATH`, then the file. What stands between « and » is drawn: `a32` 32 characters of an alphabet, `pw` a password and `words` a
@@ -9,12 +9,10 @@ passphrase of a person, `=TEXT` the text itself.
 """
 
 import base64
-import json
 import random
 import re
 import string
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,19 +23,14 @@ ALPHABETS = {
     **{"b": string.ascii_lowercase + string.digits, "U": string.ascii_uppercase + string.digits},
     **{"w": string.ascii_letters + string.digits + "_-", "s": string.ascii_letters + string.digits + "+/"},
 }
-TEMPLATES = tomllib.loads(Path(__file__).with_name("made_up_secrets.toml").read_text())
-BY_NAME: Mapping[str, tuple[str, str]] = {kind: (name, value) for kind, (name, value) in TEMPLATES["by_name"].items()}
-"""Kinds that only their name gives away: usual name, value."""
-FORMS: Mapping[str, tuple[str, Callable[[str, str], str]]] = {
-    "python": ("py", lambda name, value: f'import os\n\n\ndef connect():\n    {name} = "{value}"\n    return open({name})\n'),
-    "yaml": ("yaml", lambda name, value: f"service:\n  port: 80\n  {name}: {value}\n  host: db\n"),
-    "env": ("env", lambda name, value: f"PORT=80\n{name.upper()}={value}\nHOST=db\n"),
-    "json": ("json", lambda name, value: json.dumps({"port": 80, name: value, "host": "db"}, indent=2)),
-    "toml": ("toml", lambda name, value: f'[service]\nport = 80\n{name} = "{value}"\nhost = "db"\n'),
-    "shell": ("sh", lambda name, value: f"export PORT=80\nexport {name.upper()}='{value}'\nmake run\n"),
+PEOPLE = {
+    "pw": (
+        *("hunter2long", "Summer2024!", "correct-horse-battery", "Tr0ub4dor&3x", "l0velace9", "sunshine-moon", "P@ssw0rd-prod"),
+        *("dragonfly", "Winter_is_coming7", "qwerty12345", "topsecret99", "kX9$mQ2vL7", "Admin#2023x", "blue.Monday.77"),
+    ),
+    "words": ("the moon is not for sale", "correct horse battery staple", "winter is the best time", "nine cats for one mouse"),
 }
-"""Files by their form: ending, and text of a file with a named value."""
-NEUTRAL = "entry"  # a name that gives nothing away
+"""Passwords and passphrases that people choose, in project_files.txt."""
 PREFIX, SUFFIX = 3_000, 1_000  # most characters before and after the cursor that editors send
 ENDINGS = (".py", ".pyi", ".js", ".ts", ".h", ".c", ".cpp", ".sh", ".md", ".toml", ".yaml", ".yml", ".cfg", ".ini")
 WITH_SECRETS = re.compile(r"/(tests?|testing|examples?|idlelib)/|/test_|_test\.|conftest|detect_secrets|/ssl/")
@@ -68,30 +61,6 @@ def private_key(rng: random.Random, kind: str = "RSA ") -> str:
     return f"-----BEGIN {kind}PRIVATE KEY-----\n{body}\n-----END {kind}PRIVATE KEY-----"
 
 
-def cases(rng: random.Random) -> list[tuple[str, str, str, str, str]]:
-    """Return one file for each kind and form: kind, form, ending, text, and the secret in it."""
-    shapes, lines = ([(kind, (NEUTRAL, value)) for kind, value in TEMPLATES[name].items()] for name in ("by_shape", "lines"))
-    made = []
-    for form, (ending, write) in FORMS.items():
-        for kind, (name, template) in (*shapes, *BY_NAME.items(), *lines):
-            value = draw(template, rng)
-            made.append((kind, form, ending, write(name, value), value if kind in BY_NAME else hidden(template, value)))
-        key = private_key(rng)
-        made.append(("private key", form, ending, write(NEUTRAL, key.replace("\n", "\\n")), key.split("\n")[3]))
-    for kind, template in TEMPLATES["commands"].items():
-        value = draw(template, rng)
-        made.append((kind, "shell", "sh", f"set -e\n{value}\n", hidden(template, value)))
-    return made
-
-
-def hidden(template: str, value: str) -> str:
-    """Return the longest drawn run of a value: no part of it may stay."""
-    pattern = re.escape(re.sub(r"\{(?:[a-zA-Z]\d+|basic)\}", "\0", template)).replace("\0", "(.+)")
-    match = re.fullmatch(pattern.replace("\\\0", "(.+)"), value)
-    assert match, (template, value)
-    return max(match.groups(), key=len, default=value)
-
-
 @dataclass(frozen=True)
 class ProjectFile:
     """A file with its secrets."""
@@ -113,7 +82,7 @@ def project_files(rng: random.Random) -> Iterator[ProjectFile]:
 def _marked(mark: str, rng: random.Random) -> str:
     if mark.startswith("="):
         return mark[1:]
-    return rng.choice(TEMPLATES["people"][mark]) if mark in TEMPLATES["people"] else draw(f"{{{mark}}}", rng)
+    return rng.choice(PEOPLE[mark]) if mark in PEOPLE else draw(f"{{{mark}}}", rng)
 
 
 def ordinary_requests(folders: Sequence[Path], count: int, rng: random.Random) -> Iterator[Texts]:

@@ -4,12 +4,11 @@ import random
 
 import pytest
 
-from evals.bench.redaction import missed_in_files
+from evals.bench.redaction import missed_in_files, stays
 from evals.bench.redaction.corpus import project_files
 from infra.model.language import language
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts
-from tests.infra.redaction.pieces import stays
 
 REDACTOR = Redactor()
 MOST_MISSED = {True: 0.02, False: 0.035}

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.bench.redaction import changed
-from evals.bench.redaction.corpus import BY_NAME, cases, draw, ordinary_requests, private_key
+from evals.bench.redaction import changed, stays
+from evals.bench.redaction.corpus import draw, ordinary_requests, private_key
 from infra.redaction.file_kind import values
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Texts
-from tests.infra.redaction.pieces import stays
+from tests.infra.redaction.made_up import BY_NAME, cases
 
 REDACTOR = Redactor()
 MADE = {kind: list(rows) for kind, rows in groupby(sorted(cases(random.Random(7))), key=lambda row: row[0])}
