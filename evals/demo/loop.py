@@ -171,14 +171,14 @@ class Loop:
             identifier = await self.prefect.start(name)
             run = await self.prefect.flow_run(identifier)
             with self.view.part(name, sum(USUAL_SECONDS.values()) if name == CYCLE else 0.0) as part:
-                step, began = "", time.monotonic()
+                step, began, begun = "", time.monotonic(), time.time()
                 while not run.ended:
                     await asyncio.sleep(1.0)
                     run, task = await self.prefect.flow_run(identifier), await self.prefect.current_task(identifier)
                     part.rename(f"{name}{task}")
                     if (now := task.strip(" ()")) != step:
                         step, began = now, time.monotonic()
-                    seconds, done = time.monotonic() - began, trained(self.work) if step == "train" else None
+                    seconds, done = time.monotonic() - began, trained(self.work, begun) if step == "train" else None
                     if done is None and (step == "train" or seconds > USUAL_SECONDS.get(step, math.inf)):
                         part.rename(f"{name} ({step}, {'before its first step' if step == 'train' else 'longer than usual'})")
                     # An update counts by its steps alone: what precedes the first one may take as long as half of them.
@@ -210,8 +210,12 @@ def done_in(step: str, seconds: float, done: float | None = None) -> float:
     return sum(USUAL_SECONDS[name] for name in order[: order.index(step)]) + within
 
 
-def trained(work: Path) -> float | None:
-    """Return the share of its steps that the newest update has taken, by the trainer's log; None before its first step."""
-    logs = sorted(work.glob(f"*/{LOG_NAME}"), key=lambda log: log.stat().st_mtime)
-    taken = STEP.findall(logs[-1].read_text(errors="replace")) if logs else []
+def trained(work: Path, since: float) -> float | None:
+    """Return the share of its steps that an update has taken, by the newest trainer's log; None before its first step.
+
+    `since`: Unix seconds; a log that was written before is an earlier cycle's.
+    """
+    newest = max(work.glob(f"*/{LOG_NAME}"), key=lambda log: log.stat().st_mtime, default=None)
+    written = newest is not None and newest.stat().st_mtime >= since
+    taken = STEP.findall(newest.read_text(errors="replace")) if newest and written else []
     return int(taken[-1][0]) / int(taken[-1][1]) if taken else None

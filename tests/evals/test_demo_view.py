@@ -90,13 +90,14 @@ def test_the_steps_of_a_cycle_tell_how_far_it_is() -> None:
 
 
 def test_progress_of_training_is_that_of_the_trainers_own_steps(tmp_path: Path) -> None:
-    assert trained(tmp_path) is None
+    assert trained(tmp_path, 0.0) is None
     for cycle, lines in (("cycle-000001", "step 9 of 9: {}"), ("cycle-000002", "noise\nstep 1 of 8: {}\nstep 2 of 8: {}\nste")):
         log = tmp_path / cycle / "trainer.log"
         log.parent.mkdir()
         log.write_text(lines)
         os.utime(log, (0, int(cycle[-1])))
-    assert trained(tmp_path) == 0.25
+    assert trained(tmp_path, 0.0) == trained(tmp_path, 2.0) == 0.25
+    assert trained(tmp_path, 3.0) is None, "an update that has no log yet has not taken the steps of the one before"
 
 
 LINKS = {
