@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,10 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
 
         tally = asyncio.run(_run(settings, code, on_decision))
     if report:
-        found = [asdict(one) for one in aggregates(collected, Times.of(tally.total))]
+        found = [
+            asdict(one) | {"simulated": None if math.isnan(one.simulated) else one.simulated}
+            for one in aggregates(collected, Times.of(tally.total))
+        ]
         body = {"rates": settings.quirks.digest, **tally.as_json(), "aggregates": found}
         report.write_text(json.dumps(body, indent=1) + "\n")
     print(summary(tally))

@@ -1,11 +1,14 @@
 """What people do beside the plain kind of developer: near misses, alternatives, no text in mind, attention, time."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals.developers import RunSettings, Tally, any_server
 from evals.developers.aggregates import Collected, Times, aggregates
 from evals.developers.alternatives import alternative
 from evals.developers.draws import Quirks, draws_at, random_stream, taste_of
@@ -242,3 +245,13 @@ def test_a_settled_text_is_known_half_a_minute_after_its_request():
     known = [truth for _, truth in asked.settled if truth.text is not None]
     assert known and all(truth.early is not None for truth in known)
     assert any(len(truth.early) < len(truth.text) for truth in known)
+
+
+def test_the_report_of_a_run_that_showed_nothing_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> Tally:
+        return Tally()
+
+    monkeypatch.setattr(any_server, "_run", nothing)
+    assert not any_server.run_and_report(RunSettings(), (), tmp_path / "report.json", None)
+    report = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert {one["simulated"] for one in report["aggregates"]} == {None}
