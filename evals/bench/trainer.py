@@ -105,7 +105,7 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
 class Cost(NamedTuple):
     """The cost of one side."""
 
-    seconds: float  # cPU-seconds of the best step
+    seconds: float  # CPU-seconds of the best step
     memory: float  # peak in MiB
 
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from evals.demo.record import Baselines, Changes, Comparison, Difference, Exampl
 from evals.developers import PairedRun
 from evals.developers.tally import Example as Seen
 from infra.model.time_saved import HOUR, KEY_SECONDS
+from tasks.evaluation.metrics import matching_prefix
 from tasks.statistics.ratios import rate
 
 EXAMPLES = 4
@@ -128,7 +128,7 @@ def _example(base: Seen, champion: Seen) -> Example:
     return Example(
         kind="gain" if champion.accepted else "loss",
         file=base.file,
-        right=sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(accepted.shown, accepted.truth, strict=False))),
+        right=matching_prefix(accepted.shown, accepted.truth),
         prefix=base.before,
         truth=base.truth,
         base=base.shown,

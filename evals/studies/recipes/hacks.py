@@ -6,7 +6,6 @@ stand beside. A habit gains something only if the gate lets it through and its c
 characters or in time saved.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +87,6 @@ class Options:
     places: int = 900  # places of a comparison on later code
     seed: int = 0
     users: int = 120
-    minutes: float = math.inf  # begin no part after so many minutes and stop; the next call goes on
 
 
 DEFAULTS = Size(full=Options(), quick=Options(looped=("single_character",), cycles=1, update=400, places=100))

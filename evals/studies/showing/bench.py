@@ -17,7 +17,7 @@ from evals.progress import Part
 from evals.studies.showing.rules import CompletedPauses, Shown, comparison, completed, level_figures
 from infra import settings as configuration
 from infra.model.showing import Estimate, decide
-from infra.model.time_saved import HOUR, KEY_SECONDS
+from infra.model.time_saved import per_hour
 from infra.settings import Settings
 from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, checked, chosen, fit
@@ -83,7 +83,7 @@ def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
     yield figure("places", len(later.pauses), "")
     yield figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests")
     yield figure("shown all: kept characters", base.mean("kept"), "a request")
-    saved = HOUR / KEY_SECONDS * base.values["saved"].sum() / base.values["written"].sum()
+    saved = per_hour(float(base.values["saved"].sum()), float(base.values["written"].sum()))
     yield figure("shown all: time saved", saved, "s per hour of writing")
     yield figure("expected calibration error", checked(estimate, labelled).error, "", most=0.03)
     yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, labelled)).error, "")
