@@ -10,10 +10,13 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
+from evals.compare.comparison import LEVEL, row_of
 from evals.compare.in_process import InProcess
+from evals.compare.report import interval
 from infra.settings import Settings, schema
 from tasks.evaluation import judge as judges
 from tasks.evaluation import positions
+from tasks.evaluation.gate.measures import BY_NAME
 from tasks.evaluation.heldout.build import held_out_positions
 from tasks.evaluation.models.completions import Conditions, completions_of, set_of
 from tasks.evaluation.scores import Scores, summarise
@@ -36,18 +39,19 @@ def evaluate(
 
 
 def scores_table(scores: Scores, title: str) -> Table:
-    """Return the scores as a table for the terminal."""
-    table = Table("metric", "mean", "standard error", title=title)
+    """Return the means with their intervals by file, as `tabloop compare` has them, as a table for the terminal."""
+    table = Table("metric", f"mean [{LEVEL:.0%}, by file]", title=title)
     rows = (
-        ("exact match", scores.exact, ".2%"),
-        ("edit similarity", scores.edit_similarity, ".2%"),
-        ("right characters from the start", scores.matching_characters, ".2f"),
-        (f"judge `{scores.judge}`, 0 to 10", scores.judged, ".2f"),
-        ("empty completions", scores.empty, ".2%"),
-        ("characters", scores.length, ".2f"),
+        ("exact match", "exact", ".2%"),
+        ("edit similarity", "edit_similarity", ".2%"),
+        ("right characters from the start", "matching_characters", ".2f"),
+        (f"judge `{scores.judge}`, 0 to 10", "judged", ".2f"),
+        ("empty completions", "empty", ".2%"),
+        ("characters", "length", ".2f"),
     )
-    for name, mean, form in rows:
-        table.add_row(name, f"{mean.value:{form}}", f"{mean.error:{form}}")
+    for name, measure, form in rows:
+        found = row_of(BY_NAME[measure], [scores.by_position])
+        table.add_row(name, interval(found.cells[0].mean, form) if found else "unknown")
     table.caption = (
         f"{len(scores.by_position)} positions, temperature {scores.temperature:g}, judge failures "
         f"{scores.judge_failures:.1%}, {scores.seconds:.1f} s"

@@ -1,13 +1,16 @@
 """The comparison of models: by command with real checkpoints, its report, its run in MLflow, and what it keeps."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 
 from evals.compare import inputs, mlflow_run, report
+from evals.compare.checkpoint import scores_table
 from evals.compare.comparison import Comparison, compare
 from evals.compare.in_process import InProcess
 from evals.compare.inputs import UnknownModel, UnknownSet, find_models, named_sets
@@ -22,6 +25,7 @@ from tasks.evaluation.models.base import NoWeights, weights_sha256
 from tasks.evaluation.models.completions import Conditions, completions_of, drifts_of, set_of, set_sha256
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
+from tasks.evaluation.scores import summarise
 from tasks.evaluation.scoring import Contestant, score_models
 from tests.tasks.evaluation import fake_models
 from tests.tasks.evaluation.checkpoints import write_checkpoint
@@ -59,6 +63,15 @@ def test_a_comparison_has_means_paired_differences_a_verdict_and_examples() -> N
     assert found.verdicts["candidate"].verdict == "failed"
     assert [e.completion for e in found.examples] == ["<b>&"] * 2, "there is no gain to show"
     assert found.examples[0].change == -max(s.edit_similarity for s in scores()[1::2])
+
+
+def test_the_scores_of_a_checkpoint_have_intervals_by_file() -> None:
+    """Ten copies of a file's places are no further files: the interval stays as wide, where a standard error would be a third."""
+    few, console = scores(), Console(width=100, record=True)
+    for rows in (few, few * 10):
+        console.print(scores_table(summarise(tuple(rows), "reference", 0.0), "model"))
+    shown = [line for line in console.export_text().splitlines() if "edit similarity" in line]
+    assert shown[0] == shown[1] and re.search(r"\d%? \[[\d.]+%, [\d.]+%\]", shown[0])
 
 
 def test_the_values_hold_the_same_figures_as_json() -> None:
