@@ -34,7 +34,8 @@ class FileHistory:
     """Lines, and others than the first that stood behind them."""
     highest: set[int] = field(default_factory=set)
     """Lines before which none stood."""
-    pasted: set[str] = field(default_factory=set)
+    pasted: set[int] = field(default_factory=set)
+    """Lines that were pasted."""
     last: str = ""
     """The whole lines that the last request showed, from a line end to the last one."""
 
@@ -50,9 +51,9 @@ class FileHistory:
         known = list(map(hash, lines))
         if new := set(known).difference(self.behind):
             if self.behind and sum(len(line) for line, number in zip(lines, known, strict=True) if number in new) > most:
-                written = [lines[at] for at in self._written(known, new)]
-                if sum(map(len, written)) > most:
-                    self.pasted.update(written)
+                written = self._written(known, new)
+                if sum(len(lines[at]) for at in written) > most:
+                    self.pasted.update(known[at] for at in written)
             self.behind.update(dict.fromkeys(new))
             self.highest |= new
         self._add_pairs(known)
@@ -115,8 +116,8 @@ class Histories:
     def __init__(self) -> None:
         self._files: defaultdict[tuple[str, str, str], FileHistory] = defaultdict(FileHistory)
 
-    def pasted(self, file: tuple[str, str, str], prefix: str, suffix: str, most: int) -> set[str]:
-        """Add a request of (project, user, file name); return the lines of the file that are pasted."""
+    def pasted(self, file: tuple[str, str, str], prefix: str, suffix: str, most: int) -> set[int]:
+        """Add a request of (project, user, file name); return the hashes of the file's lines that are pasted."""
         history = self._files[file]
         history.observe(prefix, suffix, most)
         return history.pasted

@@ -72,11 +72,11 @@ def without_context_lines(samples: pl.DataFrame) -> pl.DataFrame:
     return samples.with_columns(none, standing_text=pl.lit(None, pl.List(pl.String)))
 
 
-def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[str] = frozenset()) -> list[int]:
+def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[int] = frozenset()) -> list[int]:
     """Return cursors in lines of a prefix that no earlier call with the same `seen` has taken, and add them to `seen`.
 
     A line is known by itself and its neighbours. Which lines are taken, and where the cursor lies, depends on their text alone.
-    Lines of `pasted`, without the blanks around them, are not taken.
+    Lines with a hash in `pasted`, without the blanks around them, are not taken.
     """
     above, *lines = prefix.rsplit("\n", NEAREST + 2)
     if len(lines) == NEAREST + 2:  # the first of these may be cut, and only stands above the others
@@ -84,7 +84,7 @@ def pick(prefix: str, most: int, seen: set[bytes], pasted: Set[str] = frozenset(
     start = len(prefix) - sum(map(len, lines)) - len(lines) + 1
     found = []
     for line, below in pairwise(lines):
-        if (stripped := line.strip()) and stripped not in pasted:
+        if (stripped := line.strip()) and hash(stripped) not in pasted:
             found.append((_key(f"{above}\n{line}\n{below}"), start, line))
         above, start = line, start + len(line) + 1
     picked: list[int] = []

@@ -17,7 +17,7 @@ from infra.storage.events.read import malformed_row, time_of
 from infra.storage.store import ObjectStore
 from tasks.labels import attribution, hindsight
 from tasks.labels.partitions import Partition, WindowPlan
-from tasks.labels.read import TOKEN_FIELDS, read_completions, read_events
+from tasks.labels.read import TOKEN_FIELDS, give_back, read_completions, read_events
 from tasks.labels.unreported import by_own_rules
 
 FACTS = (
@@ -130,6 +130,7 @@ def merge_partitions(parts: list[JoinedPartition], *, part: bool = False) -> tup
     TOGETHER requests are labelled at a time, and `parts` is emptied, so that only the result is in memory as a whole. `part` is
     as in attribution.label.
     """
+    give_back()
     groups = -(-sum(joined.facts.height for joined in parts) // TOGETHER) or 1
     repeated = sum(joined.duplicates for joined in parts)
     divided: list[list[tuple[pl.DataFrame, pl.DataFrame]]] = [[] for _ in range(groups)]

@@ -98,15 +98,15 @@ MOST = 512 + 4 * 24
 
 
 def rests(prefix: str, pasted: Set[str]) -> set[str]:
-    return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", context_lines.pick(prefix, 99, set(), pasted))}
+    return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", context_lines.pick(prefix, 99, set(), set(map(hash, pasted))))}
 
 
 def seen_as_pasted(*documents: tuple[str, str]) -> set[str]:
     histories = Histories()
-    found: set[str] = set()
+    found: set[int] = set()
     for prefix, suffix in documents:
         found = histories.pasted(("p", "u", "a.py"), prefix, suffix, MOST)
-    return found
+    return {line for document in documents for line in lines_of("".join(document)) if hash(line) in found}
 
 
 def lines_of(text: str) -> set[str]:
@@ -184,7 +184,7 @@ def test_a_history_is_that_of_reading_every_request_whole(
         for one in (history, reference):
             one.observe(text[begin:cursor], text[cursor:end], most)
         pairs = {(one, other) for one, other in history.behind.items() if other is not None} | history.others
-        assert history.pasted == reference.pasted and set(history.behind) == set(map(hash, reference.lines))
+        assert history.pasted == set(map(hash, reference.pasted)) and set(history.behind) == set(map(hash, reference.lines))
         assert pairs == {(hash(one), hash(other)) for one, other in reference.pairs}
 
 
