@@ -98,7 +98,8 @@ MOST = 512 + 4 * 24
 
 
 def rests(prefix: str, pasted: Set[str]) -> set[str]:
-    return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", context_lines.pick(prefix, 99, set(), set(map(hash, pasted))))}
+    cursors = context_lines.pick(prefix, 99, set(), set(map(hash, pasted)))
+    return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", cursors)}
 
 
 def seen_as_pasted(*documents: tuple[str, str]) -> set[str]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infra.records import ObjectReference
 from infra.settings import Settings
 from infra.settings.schema import Collect, Hindsight
+from infra.storage import parquet
 from infra.storage.events import segments
 from tasks.labels.collect import collect
 from tasks.labels.partitions import plan_window, references
@@ -122,7 +123,7 @@ def test_missing_columns_of_an_older_segment_do_not_become_nulls() -> None:
     row = completion("old", time=NOW).model_dump(mode="json")
     old = pa.Table.from_pylist([{name: value for name, value in row.items() if name != "redacted"}])
     key = f"events/completions/{FOLDER}/20270115T080000-aa.parquet"
-    store.put(key, segments.alone(old))
+    store.put(key, parquet.packed(old))
     before = read_all(store)
     assert len(before[2]) == 4
     for _ in range(2):
@@ -145,7 +146,7 @@ rows = st.fixed_dictionaries(
 def test_packing_and_reading_keeps_any_segments(tables) -> None:
     columns = [sorted({name for row in table for name in row}) for table in tables]
     packed = [
-        segments.segment(f"f/{i}.parquet", segments.alone(pa.Table.from_pylist([{c: row.get(c) for c in cs} for row in table])))
+        segments.segment(f"f/{i}.parquet", parquet.packed(pa.Table.from_pylist([{c: row.get(c) for c in cs} for row in table])))
         for i, (table, cs) in enumerate(zip(tables, columns, strict=True))
     ]
     key, body = segments.container_key([s.key for s in packed]), segments.pack(packed)
@@ -158,8 +159,8 @@ def test_packing_and_reading_keeps_any_segments(tables) -> None:
 
 
 def test_segments_that_packing_would_change_are_an_error() -> None:
-    wide = segments.segment("f/1.parquet", segments.alone(pa.table({"id": ["a"], "n": [2**62 + 1]})))
-    real = segments.segment("f/2.parquet", segments.alone(pa.table({"id": ["b"], "n": [0.5]})))
+    wide = segments.segment("f/1.parquet", parquet.packed(pa.table({"id": ["a"], "n": [2**62 + 1]})))
+    real = segments.segment("f/2.parquet", parquet.packed(pa.table({"id": ["b"], "n": [0.5]})))
     with pytest.raises((segments.NotTheSame, pa.ArrowInvalid)):
         segments.pack([wide, real])
 
