@@ -100,5 +100,5 @@ def build(root: Path, settings: Settings, command: Typer) -> bool:
     if not python.exists():
         raise FileNotFoundError(f"{python}: not found; `make docs` installs MkDocs and builds the documentation")
     write(root, asyncio.run(describe(settings)), command, root / "var/docs-source")
-    command = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", CONFIG)
-    return not subprocess.run(command, cwd=root, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
+    mkdocs = (*(str(python), "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"), "--config-file", CONFIG)
+    return not subprocess.run(mkdocs, cwd=root, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
