@@ -153,13 +153,13 @@ def test_the_error_for_a_port_in_use_names_the_part_the_process_and_the_setting(
 
 def test_a_port_of_two_parts_and_one_kept_for_root_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine on the app's port would count as ready by the app's answer, and start again for ever."""
-    with stack_.environment_of(tmp_path):
+    with stack_.environment_of(tmp_path), monkeypatch.context() as patch:
         port = own_engines(load().serving.engines[0])[0].rsplit(":")[-1]
-        monkeypatch.setenv("TABLOOP_SERVING__PORT", port)
+        patch.setenv("TABLOOP_SERVING__PORT", port)
         with pytest.raises(control.StackError, match=rf"serving: port {port} is that of engine-0; .*serving\.port"):
             control.up()
-        monkeypatch.setenv("TABLOOP_SERVING__PORT", "80")
-        monkeypatch.setattr("socket.socket.bind", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        patch.setenv("TABLOOP_SERVING__PORT", "80")
+        patch.setattr("socket.socket.bind", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
         with pytest.raises(control.StackError, match=r"serving: port 80 is kept for root; .*above 1023"):
             control.up(["serving"])
 
