@@ -94,9 +94,8 @@ def test_the_page_escapes_and_names_every_guardrail() -> None:
 def test_the_command_compares_directories(
     checkpoints: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(
-        model=MODEL, serving=Serving(sampling=Sampling(max_tokens=5)), registry=Registry(uri=(tmp_path / "runs").as_uri())
-    )
+    registry = Registry().model_copy(update={"uri": (tmp_path / "runs").as_uri()})  # MLflow's files, in place of a server
+    settings = Settings(model=MODEL, serving=Serving(sampling=Sampling(max_tokens=5)), registry=registry)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setattr(configuration, "load", lambda: settings)
