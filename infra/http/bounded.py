@@ -153,7 +153,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(429, f"expected at most {MAX_PIPELINED} requests that wait for an earlier one's response")
         self._expected, self._read_bytes = self._connections.body, 0
         super().on_headers_complete()
-        self.cycle.__class__ = Cycle
+        if self.cycle:  # a WebSocket has none
+            self.cycle.__class__ = Cycle
 
     def on_body(self, body: bytes) -> None:
         self._chunks += 1

@@ -29,7 +29,7 @@ GROUP = MeasuredGroup(by="all", name="", measures=Measures(requests=8, shown=4, 
 def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MLflow writes artifacts into the working directory
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    settings = Settings(registry=Registry(uri=f"sqlite:///{tmp_path}/mlflow.db"))
+    settings = Settings(registry=Registry().model_copy(update={"uri": f"sqlite:///{tmp_path}/mlflow.db"}))
     store = MemoryStore()
     docs = quarantine.write_docs(store, "cycle-000001", {"samples": "<html>rows</html>", "batch": "<html>batch</html>"})
     fields = FIELDS | {
