@@ -38,7 +38,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 def settings(database: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """Return settings with an experiment for each test."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    return Registry(uri=database, model=request.node.name)
+    return Registry(model=request.node.name).model_copy(update={"uri": database})
 
 
 def discard(line: str) -> None:
