@@ -1,14 +1,17 @@
-"""The upload of a file in parts: AWS S3, Cloudflare R2 and Ceph take at most 5 GiB in one request."""
+"""Files that go to the object store and come back in parts, so that a part is held in memory and not the file.
+
+AWS S3, Cloudflare R2 and Ceph take at most 5 GiB in one request.
+"""
 
 import base64
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.storage.answers import FAILURES
+from infra.storage.answers import FAILURES, CutOff
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -16,7 +19,7 @@ else:
     S3Client = Any
 
 PART_BYTES = 64 << 20
-"""Bytes of a part, and of the largest file that is uploaded in one request."""
+"""Bytes of a part, and of the largest file that one request uploads or downloads."""
 
 
 def upload(client: S3Client, bucket: str, key: str, file: Path, ask: Callable[[Callable[[], Any]], Any]) -> str:
@@ -39,6 +42,45 @@ def upload(client: S3Client, bucket: str, key: str, file: Path, ask: Callable[[C
             client.abort_multipart_upload(**where)
         raise
     return digest.hexdigest()
+
+
+def download(client: S3Client, bucket: str, key: str, file: Path, ask: Callable[[Callable[[], Any]], Any]) -> str:
+    """Write an object into a file, and return its SHA-256 in hex.
+
+    Args:
+        ask: returns the answer to a request, which it may repeat.
+    """
+    digest, size = hashlib.sha256(), 1
+    with file.open("wb") as opened:
+        while opened.tell() < size:
+            body, size = ask(partial(_part, client, bucket, key, opened.tell()))
+            if not body:
+                break  # an empty object
+            digest.update(body)
+            opened.write(body)
+    return digest.hexdigest()
+
+
+def _part(client: S3Client, bucket: str, key: str, start: int) -> tuple[bytes, int]:
+    """Return a part of an object, and the object's size. Raises CutOff if the answer ends early."""
+    # Servers refuse a range of an empty object, so the first request has none, and its answer is not read to the end.
+    span: Any = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"} if start else {}
+    answer = client.get_object(Bucket=bucket, Key=key, **span)
+    size = int(answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"])
+    with closing(answer["Body"]) as stream:
+        body = read(stream, min(PART_BYTES, size - start))
+    return body, size
+
+
+def read(stream: Any, size: int | None = None) -> bytes:
+    """Return so many bytes of an answer's body, or all. Raises CutOff if it ends early."""
+    try:
+        body: bytes = stream.read(size)
+    except FAILURES as error:
+        raise CutOff(f"the body of the answer is cut off: {error}") from error
+    if size is not None and len(body) < size:
+        raise CutOff(f"the body of the answer is cut off: {len(body)} of {size} bytes")
+    return body
 
 
 def md5(body: bytes) -> str:

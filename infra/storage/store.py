@@ -214,13 +214,14 @@ class ObjectStore:
         """Return an object's bytes. Raises KeyError if it does not exist."""
 
         def read() -> bytes:
-            body = self._client.get_object(Bucket=self.bucket, Key=key)["Body"]
-            try:
-                return body.read()
-            except FAILURES as error:
-                raise answers.CutOff(f"the body of the answer is cut off: {error}") from error
+            return parts.read(self._client.get_object(Bucket=self.bucket, Key=key)["Body"])
 
         return self._ask("read", key, read, reads=True)
+
+    def get_file(self, key: str, file: Path) -> str:
+        """Write an object into a file, in parts if it is large, and return its SHA-256 in hex. Raises KeyError if it does not
+        exist."""
+        return parts.download(self._client, self.bucket, key, file, partial(self._ask, "read", key, reads=True))
 
     def uri(self, key: str) -> str:
         """Return the s3:// URI of a key."""
@@ -311,23 +312,28 @@ class ObjectStore:
 
         Raises:
             Incomplete: the directory's checksums or a file are missing.
-            Corrupt: a file's bytes do not match their checksum.
+            Corrupt: a file's bytes do not match their checksum, or a file lies outside the directory.
         """
         for name, expected in json.loads(self.checksums(prefix)).items():
-            body = self._of_directory(prefix, name)
-            if (digest := hashlib.sha256(body).hexdigest()) != expected:
-                raise Corrupt(f"s3://{self.bucket}/{prefix}/{name}: SHA-256 {digest}, expected {expected}")
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_bytes(body)
+            file = directory / name
+            if not file.resolve().is_relative_to(directory.resolve()):
+                raise Corrupt(f"{self.uri(prefix)}/{CHECKSUMS}: the file {name!r} lies outside; expected a path in the directory")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with self._of_directory(prefix, name):
+                digest = self.get_file(f"{prefix}/{name}", file)
+            if digest != expected:
+                raise Corrupt(f"{self.uri(prefix)}/{name}: SHA-256 {digest}, expected {expected}")
 
     def checksums(self, prefix: str) -> bytes:
         """Return the checksums of a directory's files as they are stored, in JSON. Raises Incomplete if they are missing."""
-        return self._of_directory(prefix, CHECKSUMS)
+        with self._of_directory(prefix, CHECKSUMS):
+            return self.get(f"{prefix}/{CHECKSUMS}")
 
-    def _of_directory(self, prefix: str, name: str) -> bytes:
-        """Return the bytes of a directory's file. Raises Incomplete if it is missing."""
+    @contextmanager
+    def _of_directory(self, prefix: str, name: str) -> Iterator[None]:
+        """Read a directory's file within. Raises Incomplete if it is missing."""
         try:
-            return self.get(f"{prefix}/{name}")
+            yield
         except KeyError as error:
             raise Incomplete(
                 f"{self.uri(prefix)}: {name} is missing: the upload has not finished, or retention removed the directory. "

@@ -44,7 +44,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_single_fault_is_hidden_by_a_retry(moto: str, kind: Fault) -> None:
+def test_a_single_fault_is_hidden_by_a_retry(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Fault) -> None:
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 60_000)
     injector = FaultInjector(0.0, (kind,))
     with proxy(moto, injector) as address:
         store = client(address, f"once-{FAULTS.index(kind)}")
@@ -53,13 +54,14 @@ def test_a_single_fault_is_hidden_by_a_retry(moto: str, kind: Fault) -> None:
         for action, expected in (
             (lambda: store.put("a", b"x" * 100_000), sha256([b"x" * 100_000])),
             (lambda: store.get("a"), b"x" * 100_000),
+            (lambda: store.get_file("a", tmp_path / "a"), sha256([b"x" * 100_000])),
             (lambda: store.put_new("b", b"new"), sha256([b"new"])),
             (lambda: list(store.keys("")), ["a", "b"]),
         ):
             injector.planned.append(kind)
             assert action() == expected
             assert injector.planned == []
-        assert injector.counts[kind] == 4
+        assert injector.counts[kind] == 5
         assert store.get("b") == b"new"
         with pytest.raises(AlreadyExists):
             store.put_new("b", b"other")

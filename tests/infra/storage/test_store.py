@@ -135,22 +135,41 @@ def test_a_directory_is_unchanged_by_a_round_trip(any_store: ObjectStore, tmp_pa
     assert (tmp_path / "out/sub/weights").read_bytes() == b"\x01" * 1000
 
 
-def note_size(sizes: list[int], request: AWSPreparedRequest, **_: object) -> None:
+def note_size(sizes: list[int], ranges: list[str], request: AWSPreparedRequest, **_: object) -> None:
     sizes.append(int(request.headers.get("Content-Length") or 0))
+    ranges += [request.headers["Range"].decode()] if "Range" in request.headers else []
 
 
-def test_a_large_file_is_uploaded_in_parts(any_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_goes_and_comes_in_parts(any_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.storage.parts.PART_BYTES", 5 << 20)  # the least of S3
-    sizes: list[int] = []
-    any_store._client.meta.events.register_first("before-send.s3", note := partial(note_size, sizes))
+    sizes, ranges = list[int](), list[str]()
+    any_store._client.meta.events.register_first("before-send.s3", note := partial(note_size, sizes, ranges))
     (tmp_path / "in").mkdir()
     (tmp_path / "in/weights").write_bytes(bytes(range(256)) * (11 << 12))
     checksums = any_store.put_directory("t/large", tmp_path / "in")
+    any_store.get_directory("t/large", tmp_path / "out")
     any_store._client.meta.events.unregister("before-send.s3", note)
     assert checksums == {"weights": sha256([(tmp_path / "in/weights").read_bytes()])}
     assert max(sizes) == 5 << 20, "AWS refuses more than 5 GiB in one request"
-    any_store.get_directory("t/large", tmp_path / "out")
     assert (tmp_path / "out/weights").read_bytes() == (tmp_path / "in/weights").read_bytes()
+    assert ranges == ["bytes=5242880-10485759", "bytes=10485760-15728639"], "a part is held in memory, and not the file"
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 20, 21])
+def test_a_file_of_any_size_is_read(any_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 10)
+    body = bytes(range(size))
+    digest = any_store.put(f"t/sized-{size}", body)
+    assert any_store.get_file(f"t/sized-{size}", tmp_path / "got") == digest
+    assert (tmp_path / "got").read_bytes() == body
+
+
+@pytest.mark.parametrize("name", ["../stray", "/tmp/stray", "sub/../../stray"])
+def test_a_file_outside_the_directory_is_refused(any_store: ObjectStore, tmp_path: Path, name: str) -> None:
+    any_store.put_json("t/stray/model/checksums.json", {name: any_store.put("t/stray/stray", b"x")})
+    with pytest.raises(Corrupt, match=rf"t/stray/model/{CHECKSUMS}: the file '{name}' lies outside"):
+        any_store.get_directory("t/stray/model", tmp_path / "out")
+    assert not (tmp_path / "stray").exists()
 
 
 def test_an_upload_that_fails_leaves_no_parts(strict_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
