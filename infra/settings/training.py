@@ -108,17 +108,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _probability_weighs(self) -> Self:
-        require_exponent(self, "settled_beginnings")
+        if self.settled_beginnings and not self.settled_exponent:
+            raise ValueError(
+                f"settled_beginnings = {self.settled_beginnings:g}, expected 0 with settled_exponent = 0: a text's probability "
+                "does not change its weight; set settled_exponent, 0.3 for example"
+            )
         return self
-
-
-def require_exponent(recipe: Recipe, name: str) -> None:
-    """Raise ValueError if an option is set that has no effect with settled_exponent = 0."""
-    if (value := getattr(recipe, name)) and not recipe.settled_exponent:
-        raise ValueError(
-            f"{name} = {value:g}, expected 0 with settled_exponent = 0: a text's probability does not change its weight; "
-            "set settled_exponent, 0.3 for example"
-        )
 
 
 class Groups(Section):

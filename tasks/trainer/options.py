@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from infra.settings.training import Recipe, require_exponent
+from infra.settings.training import Recipe
 
 
 def _zero_or_above_one(bound: float) -> float:
@@ -51,10 +51,6 @@ class UpdateSettings(Recipe):
     settled_max_loss: float = Field(0.0, ge=0)
     """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
     anything the policy could write. 0: no bound."""
-    settled_least_power: float = Field(0.0, ge=0, lt=1)
-    """Least power of a settled text at the update's start that is trained on: p^q, or with `settled_beginnings` the mean factor
-    of its tokens' gradients. The others cost as much and move the weights less, but not for nothing (infra/docs/measurements.md).
-    It takes a forward pass over all settled text. 0: all are trained on."""
     context_weight: float = Field(0.0, ge=0)
     """Weight of the language-model loss of a prompt token, relative to 1 for a sampled token; 0: no such loss."""
     context_tokens: int = Field(32, ge=1)
@@ -69,9 +65,4 @@ class UpdateSettings(Recipe):
                 f"logit_scale_rate = {self.logit_scale_rate:g}, expected 0 with adapter_rank = {self.adapter_rank}: the scale "
                 "would change the last norm, which the adapter's files do not hold"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _power_weighs(self) -> Self:
-        require_exponent(self, "settled_least_power")
         return self

@@ -43,7 +43,6 @@ from tasks.trainer.update.batches import (
     rows_of,
     size_of,
 )
-from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import (
     current_logprobs,
@@ -51,12 +50,11 @@ from tasks.trainer.update.logprobs import (
     load_parent,
     logits_of,
     outputs_of,
-    settled_logprobs,
     shape_of,
 )
 from tasks.trainer.update.losses import objective
 from tasks.trainer.update.probing import probed
-from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, uses_written_text, without
+from tasks.trainer.update.targets import taught_by, trained_part, uses_written_text, without
 
 AGREEMENT_SAMPLES = 64
 """Most samples of the current version, spread over the update, on which trainer and server are compared."""
@@ -317,9 +315,6 @@ def run(job: Job) -> Metrics:
 
     clock.append(("starting log-probabilities", time.monotonic()))
     agreement = compare_with_server(model, every, job)
-    if job.settled_least_power and uses_written_text(job):
-        settled = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
-        samples = likely_enough(samples, log_powers(samples, settled_logprobs(model, samples, job, settled), 1.0, job), job)
     trained_rows = trained_part(samples, job)
     policies = fixed_policies(model, trained_rows, job)
 

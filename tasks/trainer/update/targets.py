@@ -1,7 +1,6 @@
 """The training targets of samples: served or drawn tokens, settled text, or both, by the actions and weights of the loss."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from infra.records import Sample
@@ -58,25 +57,3 @@ def without(sample: Sample, sampled: bool, settled: bool) -> Sample:
     removed: dict[str, Any] = {"token_ids": (), "logprobs": (), "advantage": 0.0} if sampled and sample.token_ids else {}
     removed |= {"settled_token_ids": ()} if settled and sample.settled_token_ids else {}
     return sample.model_copy(update=removed) if removed else sample
-
-
-def likely_enough(samples: Sequence[Sample], powers: Mapping[int, float], options: UpdateSettings) -> list[Sample]:
-    """Return samples without the settled texts whose power is below `settled_least_power`.
-
-    A sample without a target is then left out.
-
-    Args:
-        powers: logarithms of the settled texts' powers at the update's start, by the sample's index (caps.log_powers).
-
-    Raises:
-        HarmfulUpdate: no sample is left.
-    """
-    least = math.log(options.settled_least_power)
-    unlikely = {i for i, power in powers.items() if power < least}
-    kept = [s.model_copy(update={"settled_token_ids": ()}) if i in unlikely else s for i, s in enumerate(samples)]
-    found = [sample for sample in kept if sample.settled_token_ids or reads_tokens(sample, options)]
-    if not found:
-        raise HarmfulUpdate(
-            f"settled_least_power = {options.settled_least_power:g}: none of {len(powers)} settled texts is as likely; lower it"
-        )
-    return found

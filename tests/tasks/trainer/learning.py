@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +15,12 @@ from transformers import Qwen2ForCausalLM
 from evals.base_model.pretrain import BatchSize, Schedule, train
 from infra.records import Sample
 from infra.settings.schema import Reward
-from infra.storage.store import to_parquet
 from tasks.rewards.actions import Action, advantages, decide
-from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.model.convert import full_weights
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 from tasks.trainer.update import ppo, safety
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches
-from tasks.trainer.update.caps import log_powers
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import current_logprobs, fixed_policies, logits_of, settled_logprobs
 from tasks.trainer.update.losses import settled_loss
@@ -105,26 +101,6 @@ def _bandit_sample(prompt: list[int], token: int, logprob: float, advantage: flo
         accepted_characters=1,
         advantage=advantage,
     )
-
-
-def check_unlikely(directory: Path, work: Path) -> dict[str, Any]:
-    """Train with a least power, and on the rows that it keeps; return their counts, and the tensors that differ."""
-    trained = trained_model(directory, Parallel())
-    rows = capped_rows(trained)
-    scores = settled_logprobs(trained, rows, CAPPED_JOB, range(len(rows)))
-    powers = {i: math.exp(power) for i, power in log_powers(rows, scores, 1.0, CAPPED_JOB).items()}
-    least = sorted(powers.values())[len(rows) // 4] * (1 + 1e-6)
-    kept = [row for i, row in enumerate(rows) if powers[i] >= least]
-    found, counts = [], []
-    for name, some, bound in (("every", rows, least), ("kept", kept, 0.0)):
-        samples_file = work / f"{name}.parquet"
-        samples_file.write_bytes(to_parquet(some))
-        changes = {"checkpoint": directory, "samples": samples_file, "output": work / name, "settled_least_power": bound}
-        metrics = ppo.run(CAPPED_JOB.model_copy(update=changes | {"minibatch": 4, "epochs": 2, "threads": 1}))
-        counts.append((metrics.samples, metrics.skipped))
-        found.append(load_file(work / name / CHECKPOINT_NAME / "model.safetensors"))
-    differ = [name for name, tensor in found[0].items() if not torch.equal(tensor, found[1][name])]
-    return {"rows": len(rows), "kept": len(kept), "counts": counts, "differ": differ}
 
 
 def check_caps(directory: Path, parallel: Parallel) -> dict[str, dict[str, float]]:

@@ -18,7 +18,7 @@ CHANGED = UpdateSettings(
     tensor_parallel=2, pipeline_parallel=3, threads=4, precision="bfloat16", learning_rate=0.5, warmup_steps=0, final_rate=0.5,
     epochs=7, actions=("written", "drawn"), surrogate_weight=0.3, settled_weight=0.4, settled_exponent=0.6,
     settled_min_loss=0.1, settled_max_loss=9.0,
-    settled_least_power=0.02, settled_beginnings=0.4,
+    settled_beginnings=0.4,
     minibatch=8, micro_batch_tokens=64, micro_batch_positions=32, proximal="step", recomputed="all", clip_low=0.3,
     clip_high=0.4, dual_clip=3.0, importance_bound=5.0, kl_weight=0.1, entropy_weight=0.2, max_kl=0.3, max_ratio=9.0,
     max_logprob_gap=0.4, max_logprob_gap_p99=0.6, context_weight=0.7, context_tokens=6, logit_scale_rate=0.8, frozen_layers=1,

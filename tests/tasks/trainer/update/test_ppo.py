@@ -76,13 +76,6 @@ def test_a_user_whose_repeated_text_becomes_likely_stays_at_the_cap(answers):
     assert max(values["repeated, capped"].values()) < share * 1.001
 
 
-def test_an_update_without_unlikely_text_is_that_of_the_other_rows(answers):
-    values = answers["unlikely"]
-    assert 0 < values["kept"] < values["rows"]
-    assert values["counts"] == [[values["kept"], values["rows"] - values["kept"]], [values["kept"], 0]]
-    assert values["differ"] == []
-
-
 def test_rejections_alone_make_rejected_tokens_less_likely(answers):
     assert len(answers["rejections"]) == 12
     assert max(answers["rejections"]) < -0.01

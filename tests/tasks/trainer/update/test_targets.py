@@ -1,12 +1,10 @@
 """What the samples teach under the weights of the loss."""
 
-import math
-
 import pytest
 
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.safety import HarmfulUpdate, empty_refusal
-from tasks.trainer.update.targets import likely_enough, taught_by, trained_part, without
+from tasks.trainer.update.targets import taught_by, trained_part, without
 from tests.tasks.made import sample
 
 BOTH, SHOWN = sample("both", settled_token_ids=[7, 8], advantage=0.5), sample("shown", advantage=-0.5)
@@ -76,18 +74,6 @@ def test_a_step_of_samples_that_lost_their_sampled_tokens_has_nothing_to_learn()
     assert empty_refusal([without(weightless, sampled=True, settled=False)], 1, 1), "Adam would repeat its last direction"
 
 
-def test_settled_text_that_the_policy_hardly_ever_writes_is_left_out() -> None:
-    options = SETTLED_ONLY.model_copy(update={"settled_exponent": 0.5, "settled_least_power": math.exp(-2.0)})
-    powers = {0: -2.05, 2: -2.0}
-    assert likely_enough([BOTH, SHOWN, ALONE], powers, options) == [ALONE]
-    without = BOTH.model_copy(update={"settled_token_ids": ()})
-    surrogate = options.model_copy(update={"surrogate_weight": 1.0})
-    assert likely_enough([BOTH, SHOWN, ALONE], powers, surrogate) == [without, SHOWN, ALONE], "what was shown still teaches"
-    with pytest.raises(HarmfulUpdate, match=r"settled_least_power = 0\.135335: none of 1 settled texts"):
-        likely_enough([BOTH], {0: -9.0}, options)
-
-
-@pytest.mark.parametrize("name", ["settled_least_power", "settled_beginnings"])
-def test_what_depends_on_a_texts_probability_needs_an_exponent(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} = 0\.01, expected 0 with settled_exponent = 0"):
-        UpdateSettings.model_validate({name: 0.01})
+def test_beginnings_need_an_exponent() -> None:
+    with pytest.raises(ValueError, match=r"settled_beginnings = 0\.01, expected 0 with settled_exponent = 0"):
+        UpdateSettings(settled_beginnings=0.01)
