@@ -192,8 +192,8 @@ def unheard(calibration: Calibration, failures: Mapping[str, float], champion: s
 def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:
     """Return the verdict's reason in one line."""
     return (
-        f"{gate.verdict}: {gate.reason} (judge {candidate.judge} {candidate.judged.value:.2f} against "
-        f"{champion.judged.value:.2f}, exact {candidate.exact.value:.1%} against {champion.exact.value:.1%}, "
+        f"{gate.verdict}: {gate.reason} (judge {candidate.judge} {candidate.judged:.2f} against "
+        f"{champion.judged:.2f}, exact {candidate.exact:.1%} against {champion.exact:.1%}, "
         f"{len(candidate.by_position)} places)"
     )
 
@@ -201,7 +201,7 @@ def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:
 def means_of(scores: Scores) -> dict[str, float]:
     """Return the mean of each measure."""
     names = ("exact", "edit_similarity", "matching_characters", "judged", "empty", "length")
-    return {name: getattr(scores, name).value for name in names} | {"judge_failures": scores.judge_failures}
+    return {name: getattr(scores, name) for name in names} | {"judge_failures": scores.judge_failures}
 
 
 def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_out: Sequence[ScoredSet]) -> dict[str, Any]:

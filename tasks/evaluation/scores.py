@@ -62,30 +62,21 @@ class PositionScore:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A mean with its standard error."""
-
-    value: float
-    error: float
-    n: int
-
-
-@dataclass(frozen=True)
 class Scores:
     """The means over all positions, and the score of each position."""
 
     judge: str
     """Name of the judge that gave `judged`."""
     temperature: float
-    exact: Mean
-    edit_similarity: Mean
-    matching_characters: Mean
+    exact: float
+    edit_similarity: float
+    matching_characters: float
     """Right characters from the start, per position."""
-    judged: Mean
+    judged: float
     """The judge's score over the positions that it could judge."""
-    empty: Mean
+    empty: float
     """Share of positions with an empty completion."""
-    length: Mean
+    length: float
     """Characters per completion."""
     judge_failures: float
     """Share of positions that the judge could not score."""
@@ -159,12 +150,6 @@ def summarise(by_position: tuple[PositionScore, ...], judge: str, temperature: f
     )
 
 
-def mean(values: Sequence[float]) -> Mean:
-    """Return the mean and its standard error; NaN where there are too few values."""
-    n = len(values)
-    if n == 0:
-        return Mean(math.nan, math.nan, 0)
-    average = sum(values) / n
-    if n == 1:
-        return Mean(average, math.nan, 1)
-    return Mean(average, math.sqrt(sum((value - average) ** 2 for value in values) / (n - 1) / n), n)
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN without values."""
+    return sum(values) / len(values) if values else math.nan

@@ -77,7 +77,7 @@ def test_evaluation_scores_every_position_and_is_repeatable(checkpoint):
     repeated = evaluate(checkpoint, held_out, MODEL, sampling, judge.ReferenceJudge(), seed=3)
     assert scores.by_position == repeated.by_position
     assert [(s.file, s.offset) for s in scores.by_position] == [(p.file, p.offset) for p in held_out]
-    assert (scores.judge, scores.temperature, scores.judge_failures, scores.judged.n) == ("reference", 0.8, 0.0, 12)
+    assert (scores.judge, scores.temperature, scores.judge_failures) == ("reference", 0.8, 0.0)
     assert all(END not in s.completion for s in scores.by_position)
 
 
