@@ -65,13 +65,15 @@ def labelled_completions(
 ) -> Iterator[LabelledCompletion]:
     """Yield the labelled completions among classified requests (tasks/labels/accounting.py), by time, then id, in each partition.
 
-    Completions without log-probabilities, or without a labelled beginning, are left out.
+    Completions without log-probabilities, with one that is no finite number, or without a labelled beginning, are left out: of
+    those that nobody answered, and of tokens that nobody saw, validation checks none.
     """
     for partition in partitions:
         own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
         if own.is_empty():
             continue
         usable = ~pl.col("mixed") & (pl.col("token_ends").list.len() > 0) & (pl.col("finish_reason") != "error")
+        usable &= pl.col("logprobs").list.eval(pl.element().is_finite()).list.all()
         served = unique(read_chosen(store, partition, own, ("prompt_token_ids",)).filter(usable))
         labels = own.select("id", "settled", "settled_whole", "outcome", "extent", "shown_characters")
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):

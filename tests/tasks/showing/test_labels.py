@@ -70,6 +70,14 @@ def found(served: list[Completion], sent: list[Feedback]) -> dict[str, LabelledC
     return {str(row.temperature): row for row in labelled_completions(store, plan.partitions, chosen)}
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
+def test_a_log_probability_that_is_no_number_keeps_a_completion_out(broken: float) -> None:
+    """Validation reads those of the shown tokens alone, and one row would fail the fit of every cycle in whose window it is."""
+    shown: dict[str, Any] = {"text": "foo(", "held_back": "bar)", "token_ends": range(1, 9), "token_ids": range(8)}
+    served = asked(**shown, logprobs=[*[-0.5] * 7, broken], finish_reason="length")
+    assert found([served, behind(text="foo(baz)")], []) == {}
+
+
 def test_settled_text_labels_what_was_shown_and_what_was_held_back() -> None:
     shown: dict[str, Any] = {"text": "foo(", "held_back": "bar)", "token_ends": range(1, 9), "level": "eager", "chance": 0.7}
     served = asked(**shown, token_ids=range(8), logprobs=[-0.5] * 8, finish_reason="length", user_acceptance=0.3)
