@@ -83,7 +83,7 @@ def reward(settings: Reward, line: pl.Expr | None = None) -> pl.Expr:
 
 def with_rewards(samples: pl.DataFrame, settings: Reward) -> pl.DataFrame:
     """Return samples with `reward`: 0 for one without sampled tokens, of which only the settled text is trained on."""
-    first = pl.col("settled").str.split("\n").list.first().str.len_chars()
+    first = pl.col("settled").str.split("\n").list.first().str.strip_chars_end().str.len_chars()  # as of drawn texts
     line = pl.when(first > 0).then(first) if "settled" in samples.columns else None
     sampled = pl.col("tokens") > 0
     rewarded = samples.with_columns(reward=pl.when(sampled).then(reward(settings, line)).otherwise(0.0))

@@ -43,6 +43,12 @@ def test_the_reward_of_each_outcome(fields, reward: float) -> None:
     assert with_rewards(sample_frame([sample(**fields)]), SETTINGS)["reward"].to_list() == pytest.approx([reward])
 
 
+def test_blanks_at_the_end_of_the_settled_line_cost_no_edit() -> None:
+    """As of drawn texts: nobody types them after what was shown."""
+    frame = sample_frame([sample(accepted_characters=8, kept_characters=8)]).with_columns(settled=pl.lit("s" * 8 + "  \nmore"))
+    assert with_rewards(frame, SETTINGS)["reward"].to_list() == pytest.approx([0.75])
+
+
 def test_a_sample_with_an_unjudged_outcome_is_invalid() -> None:
     with pytest.raises(ValidationError, match="outcome"):
         sample(outcome="shown")
