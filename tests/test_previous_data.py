@@ -78,7 +78,7 @@ def test_a_cycle_and_its_decision_are_read(store: MemoryStore) -> None:
     assert sum(manifest.buckets.values()) == manifest.requests
     assert CycleOutcome.model_validate(store.get_json(cycles.key(CYCLE, cycles.OUTCOME))).version == "2"
     assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(store) == "cycle-000002"
-    train = cycles.settings_of(store, CYCLE, Settings()).train
+    train = cycles.settings_of(store, manifest, Settings()).train
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))["train"]
     loaded = train.model_dump(mode="json")
     assert {name: loaded[name] for name in sealed if name in loaded} == {name: sealed[name] for name in sealed if name in loaded}

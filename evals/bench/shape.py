@@ -255,10 +255,11 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         with bench.part("samples", share=0.07):
             samples = sampled(loop)
         with bench.part("update", share=0.4):
-            candidate = updated(loop, samples)
+            manifest = sealed(loop, samples)
+            candidate = updated(loop, manifest)
         yield from of_update(loop, candidate)
         with bench.part("export and swap", share=0.4):
-            yield from of_swap(loop, candidate.checkpoint)
+            yield from of_swap(loop, manifest, candidate.checkpoint)
     shutil.rmtree(folder)
 
 
@@ -278,14 +279,18 @@ def sampled(loop: Loop) -> list[Sample]:
     ]
 
 
-def updated(loop: Loop, samples: Sequence[Sample]) -> Candidate:
-    """Train as a cycle does. Raises RuntimeError if the trainer refuses the update, or fails."""
+def sealed(loop: Loop, samples: Sequence[Sample]) -> Manifest:
+    """Store the samples, and return the manifest of a cycle of them."""
     body = to_parquet(samples)
     rows = ObjectReference(key="samples.parquet", sha256=loop.store.put("samples.parquet", body), rows=len(samples))
-    manifest = Manifest(
+    return Manifest(
         **{"cycle": CYCLE, "created": time.time(), "champion": "0", "parent": "0", "since": 0.0, "until": 0.0, "completions": ()},
         **{"feedback": (), "samples": rows, "buckets": {}, "requests": len(samples), "settings_sha256": ""},
     )
+
+
+def updated(loop: Loop, manifest: Manifest) -> Candidate:
+    """Train as a cycle does. Raises RuntimeError if the trainer refuses the update, or fails."""
     output = TrainerOutput(loop.folder / "cycle", lambda line: loop.memory.mark(line.partition(" of ")[0]))
     candidate = train(loop.store, manifest, loop.base, TRAIN, output)
     if isinstance(candidate, UpdateRefused):
@@ -314,12 +319,12 @@ def of_update(loop: Loop, candidate: Candidate) -> Iterator[Figure]:
         yield loop.figure(f"trainer.seconds.{name.replace(' ', '_')}", seconds, "s")
 
 
-def of_swap(loop: Loop, checkpoint: Path) -> Iterator[Figure]:
+def of_swap(loop: Loop, manifest: Manifest, checkpoint: Path) -> Iterator[Figure]:
     """Export the candidate, swap to it, and compare the engine with transformers and with itself after a restart."""
     architectures.check(checkpoint)  # raises what is missing or left over
     began = time.monotonic()
     loop.store.put_directory(BASE, loop.base)
-    prefix = upload(loop.store, CYCLE, checkpoint)
+    prefix = upload(loop.store, manifest, checkpoint)
     ship(loop.store, loop.settings.serving, prefix, checkpoint, ParentCopy(BASE, loop.base))
     yield loop.figure("export", time.monotonic() - began, "s")
     whole = size_of(checkpoint)

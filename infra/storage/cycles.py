@@ -1,16 +1,17 @@
 """Keys and readers of the objects of cycles and decisions.
 
-A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/transaction.py):
+A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/transaction.py). Two runs may write them at once; the
+manifest of the first to end names its own by their checksums:
 
     docs/, quarantined-SHA256.parquet   the findings of validation (tasks/validation/quarantine.py)
-    showing.json                        the keep estimate, or why there is none (tasks/showing/fit.py)
-    validation.json                     the quarantined requests, each with its reason
+    showing-SHA256.json                 the keep estimate, or why there is none (tasks/showing/fit.py); this checksum and the
+                                        next two are the samples'
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
     users-SHA256.parquet                the users who are known (tasks/labels/users.py)
     held-out-SHA256.parquet             the team's own evaluation set (tasks/evaluation/team_set.py)
     held-out-completions-...parquet     the completions of models there (tasks/evaluation/models/completions.py)
-    samples-SHA256.parquet              the samples; the name holds the checksum, so that a second writer cannot change it
-    settings.json                       the resolved settings, secrets masked
+    samples-SHA256.parquet              the samples
+    settings-SHA256.json                the resolved settings, secrets masked
     manifest.json                       conditional put: from here on the cycle is sealed, and every later run completes it
     training.json                       the trainer's metrics
     evaluation.json                     the held-out scores and the gate's verdict
@@ -20,6 +21,7 @@ decisions/EXPERIMENT.json is the record that ends an experiment, written once.
 """
 
 import re
+from typing import Any
 
 from infra.records import Decision, Manifest
 from infra.settings import Settings
@@ -134,12 +136,23 @@ def dataset_id(store: ObjectStore, cycle: str) -> str:
     return sha256([store.get(key(cycle, MANIFEST))])
 
 
-def settings_of(store: ObjectStore, cycle: str, settings: Settings) -> Settings:
+def settings_key(cycle: str, settings_sha256: str) -> str:
+    """Return the key of a cycle's settings."""
+    return key(cycle, f"settings-{settings_sha256}.json")
+
+
+def sealed_settings(store: ObjectStore, manifest: Manifest) -> Any:
+    """Return the settings that a cycle was sealed with, secrets masked; `settings.json` of a cycle of earlier code."""
+    named = settings_key(manifest.cycle, manifest.settings_sha256)
+    return store.get_json(named if store.exists(named) else key(manifest.cycle, "settings.json"))
+
+
+def settings_of(store: ObjectStore, manifest: Manifest, settings: Settings) -> Settings:
     """Return the settings with which a cycle continues: `reward`, `train` and those of its evaluation are the sealed ones.
 
     The others are the current ones, such as addresses, credentials and the sampling of completions.
     """
-    saved = store.get_json(key(cycle, "settings.json"))
+    saved = sealed_settings(store, manifest)
     sections = {name: type(getattr(settings, name)).of_stored(saved[name]) for name in ("reward", "train")}
     evaluate, live = saved.get("evaluate", {}), settings.evaluate.model_dump(mode="json")
     judge = {name: value for name, value in evaluate.get("judge", {}).items() if name in SEALED_JUDGE}

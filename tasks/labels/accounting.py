@@ -97,11 +97,6 @@ class RequestAccounting:
         return dict(sorted(counts.items()))
 
     @property
-    def reasons(self) -> dict[str, str]:
-        """The reason of each quarantined request, by completion id."""
-        return dict(self._quarantined.select("id", "reason").iter_rows())
-
-    @property
     def _quarantined(self) -> pl.DataFrame:
         return self.classified.filter(pl.col("bucket") == "quarantined")
 

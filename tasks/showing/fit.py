@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from scipy.optimize import brentq
 
 from infra.model.showing import FEATURES, FILE, Estimate, place_features, token_features
-from infra.records import Record
+from infra.records import Manifest, Record
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.showing.labels import LabelledCompletion, weighed
@@ -56,21 +56,23 @@ class Unfitted(Record):
     """The reason, as a sentence."""
 
 
-def key(cycle: str) -> str:
-    """Return the key of a cycle's estimate."""
-    return cycles.key(cycle, FILE)
+def key(cycle: str, samples_sha256: str) -> str:
+    """Return the key of a cycle's estimate; the samples' checksum ties it to the manifest that names these samples."""
+    return cycles.key(cycle, f"showing-{samples_sha256}.json")
 
 
-def write(store: ObjectStore, cycle: str, fitted: FittedEstimate | Unfitted) -> None:
+def write(store: ObjectStore, cycle: str, samples_sha256: str, fitted: FittedEstimate | Unfitted) -> None:
     """Write a cycle's estimate, or why it has none."""
-    store.put_json(key(cycle), fitted)
+    store.put_json(key(cycle, samples_sha256), fitted)
 
 
-def read(store: ObjectStore, cycle: str) -> FittedEstimate | Unfitted:
-    """Return a cycle's estimate, or why it has none."""
-    if not store.exists(key(cycle)):
+def read(store: ObjectStore, manifest: Manifest) -> FittedEstimate | Unfitted:
+    """Return a sealed cycle's estimate, or why it has none."""
+    names = key(manifest.cycle, manifest.samples.sha256), cycles.key(manifest.cycle, FILE)  # the latter of earlier code
+    found = next((name for name in names if store.exists(name)), None)
+    if found is None:
         return Unfitted(reason="the cycle was sealed by code that fits none")
-    body = store.get(key(cycle))
+    body = store.get(found)
     return TypeAdapter[FittedEstimate | Unfitted](FittedEstimate | Unfitted).validate_json(body)
 
 

@@ -49,10 +49,11 @@ def collect(context: Context) -> Collected:
     if few := accounting.few:
         log.write(context.store, few)
     get_run_logger().info(
-        "training continues from version %s; %d requests, %d to train on; %s",
+        "training continues from version %s; %d requests, %d to train on; %d impressions match no request; %s",
         collected.parent,
         accounting.requests,
         accounting.samples.height,
+        collected.orphans,
         {bucket: count for bucket, count in accounting.buckets.items() if count},
     )
     return collected

@@ -32,7 +32,7 @@ def evaluate(context: Context, manifest: Manifest, candidate: Candidate) -> Eval
     Raises:
         JudgeRefused: the judge refuses the requests.
     """
-    store, sealed = context.store, cycles.settings_of(context.store, manifest.cycle, context.settings)
+    store, sealed = context.store, cycles.settings_of(context.store, manifest, context.settings)
     trained = trained_text(context, manifest.parent)
     held_out = cycle_sets.scored_sets(
         store, manifest, sealed.evaluate, trained.of_cycles, lambda: manifests_of(context, manifest.parent)

@@ -12,6 +12,7 @@ from infra.redaction.worker import personal_data
 from infra.settings import Settings
 from infra.storage import cycles
 from infra.storage.events import tombstones
+from infra.storage.store import sha256
 from tasks.evaluation import cycle_sets
 from tasks.evaluation.heldout.sets import Places
 from tasks.labels.accounting import Waiting
@@ -116,7 +117,7 @@ def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet
     call_run(cycle, cycle, f"from v{parent}", "own code")
     subjects = [("", each.name) for each in learned.repositories]
     tombstones.check(store, subjects)
-    showing.write(store, cycle, Unfitted(reason=NO_ESTIMATE))
+    showing.write(store, cycle, sha256([learned.samples]), Unfitted(reason=NO_ESTIMATE))
     # As for a window of requests: a project's loop begins after the last cycle that read the project's requests.
     read = (manifest.until for manifest in manifests_of(context, parent) if store.scope.project not in manifest.apart)
     until = next(read, context.now() - WINDOW_SECONDS)

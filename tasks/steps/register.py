@@ -26,7 +26,7 @@ from tasks.versions.register import Registered
 @step("register", retries=IO_RETRIES)
 def register(context: Context, manifest: Manifest, candidate: Candidate, evaluation: Evaluation) -> Registered:
     """Upload the checkpoint, log the MLflow run, create the model version, whatever the verdict."""
-    sealed = cycles.settings_of(context.store, manifest.cycle, context.settings)
+    sealed = cycles.settings_of(context.store, manifest, context.settings)
     parent = context.remaining_checkpoint(manifest.parent)
     return registering.register(context.store, context.registry, sealed, manifest, candidate, evaluation, parent)
 
@@ -65,4 +65,4 @@ def fail(context: Context, manifest: Manifest, registered: Registered, evaluatio
 def show(context: Context, manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> None:
     """Show the cycle's page in Prefect."""
     page = pages.cycle_page(manifest, candidate, evaluation, outcome)
-    show_page("cycle", f"{page}\n\n{report.page(showing.read(context.store, manifest.cycle))}")
+    show_page("cycle", f"{page}\n\n{report.page(showing.read(context.store, manifest))}")

@@ -34,10 +34,7 @@ def seal(
     transaction.refuse_sealed(store, cycle)
     tombstones.check(store, validated.subjects)
     digest = sha256([rewarded.samples])
-    showing.write(store, cycle, estimate)
-    store.put_json(
-        cycles.key(cycle, "validation.json"), {"quarantined": collected.accounting.reasons, "orphans": collected.orphans}
-    )
+    showing.write(store, cycle, digest, estimate)
     explain.write(store, cycle, digest, collected.accounting)
     users.write(store, cycle, digest, collected.register)
     fields = transaction.manifest_fields(collected, validated.evidence, context.now())

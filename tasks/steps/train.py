@@ -38,7 +38,7 @@ NOTE_SECONDS = 3.0
 def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     """Make one update of the parent's checkpoint, in the trainer's own processes: on this machine, or in a Job of a cluster."""
     store, settings, logger = context.store, context.settings, get_run_logger()
-    sealed = cycles.settings_of(store, manifest.cycle, settings)
+    sealed = cycles.settings_of(store, manifest, settings)
     shares, parent = weight_shares_of(manifest, sealed.collect), context.checkpoint(manifest.parent)
     note = noting(context, time.monotonic)
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as log_step:

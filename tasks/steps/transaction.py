@@ -45,7 +45,9 @@ def seal(
     key = cycles.key(cycle, f"samples-{digest}.parquet")
     store.put(key, samples)
     rows = pq.read_metadata(io.BytesIO(samples)).num_rows
-    settings_sha256 = store.put(cycles.key(cycle, "settings.json"), dump(settings).encode())
+    resolved = dump(settings).encode()
+    settings_sha256 = sha256([resolved])
+    store.put(cycles.settings_key(cycle, settings_sha256), resolved)
     reference = ObjectReference(key=key, sha256=digest, rows=rows)
     record = Manifest(cycle=cycle, samples=reference, settings_sha256=settings_sha256, **manifest)
     tombstones.check(store, subjects)
@@ -54,7 +56,7 @@ def seal(
 
 
 def refuse_sealed(store: ObjectStore, cycle: str) -> None:
-    """Raise AlreadyExists where a cycle is sealed, before a slower run overwrites the objects whose names have no checksum."""
+    """Raise AlreadyExists where a cycle is sealed: a slower run then writes nothing."""
     manifest = cycles.key(cycle, cycles.MANIFEST)
     if store.exists(manifest):
         raise AlreadyExists(f"{manifest} exists: another run has sealed this cycle. Nothing was written")

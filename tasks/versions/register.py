@@ -106,16 +106,16 @@ def base_of(registry: Registry, version: str) -> BaseVersion:
 def upload_candidate(store: ObjectStore, registry: Registry, manifest: Manifest, trained: Candidate) -> str:
     """Upload what is stored of a cycle's candidate, its adapter or its checkpoint, and return the prefix."""
     if not trained.adapter:
-        return upload(store, manifest.cycle, trained.checkpoint)
+        return upload(store, manifest, trained.checkpoint)
     base = base_of(registry, manifest.parent)
     (trained.adapter / BASE_NAME).write_text(base.model_dump_json(indent=1) + "\n")
-    return upload(store, manifest.cycle, trained.adapter)
+    return upload(store, manifest, trained.adapter)
 
 
-def upload(store: ObjectStore, cycle: str, checkpoint: Path) -> str:
+def upload(store: ObjectStore, manifest: Manifest, checkpoint: Path) -> str:
     """Upload a folder as the checkpoint of a cycle, if there is none in the store, and return its prefix."""
-    prefix = f"checkpoints/{cycle}"
-    ship_estimate(checkpoint, showing.read(store, cycle))
+    prefix = f"checkpoints/{manifest.cycle}"
+    ship_estimate(checkpoint, showing.read(store, manifest))
     if not store.exists(f"{prefix}/{CHECKSUMS}"):
         store.put_directory(prefix, checkpoint)
     return prefix
@@ -173,7 +173,7 @@ def log_run(
     run = tracking.run_of(client, settings.registry.model, manifest.cycle)
     tracking.log_steps(client, run, trained.metrics.steps, manifest.created)
     now = int(manifest.created * 1000)
-    figures = flat_metrics(manifest, trained, evaluation) | report.metrics(showing.read(store, manifest.cycle))
+    figures = flat_metrics(manifest, trained, evaluation) | report.metrics(showing.read(store, manifest))
     metrics = [Metric(k, v, now, 0) for k, v in figures.items() if math.isfinite(v)]
     # MLflow changes no parameter of a run: one that an earlier attempt logged stays, also where its setting changed since.
     logged = client.get_run(run).data.params
@@ -206,7 +206,7 @@ def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
     reliability diagram, the pages of the validation, the evaluation.
     """
     pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
-    key, fitted = cycles.key(manifest.cycle, "evaluation.json"), showing.read(store, manifest.cycle)
+    key, fitted = cycles.key(manifest.cycle, "evaluation.json"), showing.read(store, manifest)
     if store.exists(key):
         pages["evaluation.json"] = store.get(key).decode()
     return {

@@ -17,7 +17,7 @@ from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined,
 from infra.registry.lineage import lineage
 from infra.settings.evaluation import MARGINS, UNSET
 from infra.settings.schema import Gate, Groups
-from infra.storage import cycle_progress, loop_runs
+from infra.storage import cycle_progress, cycles, loop_runs
 from infra.storage.store import sha256
 from tasks.evaluation.evaluate import EvaluationBroken
 from tasks.evaluation.models.base import Prompt
@@ -84,14 +84,14 @@ def test_the_version_gets_the_estimate_that_its_cycle_fitted(world: World, tmp_p
     estimate = Estimate.model_validate_json(world.store.get("checkpoints/cycle-000001/showing.json"))
     likely, unlikely = (estimate.at(Place("7 = ", "\n")).chances([p] * 8, range(1, 9))[-1] for p in (-0.01, -1.0))
     assert likely > 0.8 and unlikely < 0.1 and estimate.temperature == 0.8
-    fitted = showing.read(world.store, "cycle-000001")
+    fitted = showing.read(world.store, cycles.manifest_of(world.store, "cycle-000001"))
     assert isinstance(fitted, FittedEstimate) and fitted.estimate == estimate and fitted.completions == 400
 
 
 def test_a_cycle_with_few_labels_makes_a_version_without_an_estimate(labelled: World) -> None:
     assert cycle().version == "2"
     assert not labelled.store.exists("checkpoints/cycle-000001/showing.json")
-    fitted = showing.read(labelled.store, "cycle-000001")
+    fitted = showing.read(labelled.store, cycles.manifest_of(labelled.store, "cycle-000001"))
     assert isinstance(fitted, Unfitted) and fitted.reason.startswith("6 completions")
 
 

@@ -49,7 +49,7 @@ def test_own_code_makes_a_challenger_that_passed_the_gate(world: World, shop: Pa
     assert {(row.user, row.project, row.outcome) for row in rows} == {("", "shop", "unjudged")}
     (held_out,) = (one for one in manifest.held_out if one.name == "own-shop")
     assert held_out.places.key.startswith("cycles/cycle-000001/held-out-")
-    assert isinstance(showing.read(world.store, manifest.cycle), Unfitted)
+    assert isinstance(showing.read(world.store, manifest), Unfitted)
     assert weight_shares_of(manifest, settings_.load().collect) == {"project": 1.0}
     found = newest(world.store)
     assert found and found.outcome == outcome(world) and "shop: " in next(found.lines())

@@ -92,7 +92,7 @@ def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
 
 
 def _reward(store: ObjectStore, manifest: Manifest) -> list[str]:
-    chosen = object_of(store, manifest.cycle, "settings.json").get("reward", {})
+    chosen = cycles.sealed_settings(store, manifest).get("reward", {})
     samples, reward = sum(r.samples for r in manifest.returns), sum(r.reward for r in manifest.returns)
     mean = [f"mean reward {reward / samples:+.4f} over {samples} samples"] if samples else []
     return [", ".join(f"{name} {value}" for name, value in chosen.items()), *mean, *manifest.notes]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,7 +94,8 @@ def test_quarantined_rows_change_their_bucket_and_the_sum_stays() -> None:
     accounting = account([completion("1"), completion("2", time=NOW + 1)], [feedback("1"), feedback("2", time=NOW + 2)])
     moved = accounting.quarantine({"2": "logprobs_are_finite"})
     assert (moved.buckets["trained"], moved.buckets["quarantined"]) == (accounting.buckets["trained"] - 1, 1)
-    assert moved.reasons == {"2": "logprobs_are_finite"}
+    reasons = moved.classified.filter(pl.col("reason") != "").select("id", "reason")
+    assert reasons.rows() == [("2", "logprobs_are_finite")]
 
 
 def test_an_unaccounted_request_is_an_error() -> None:
@@ -107,7 +109,7 @@ def test_the_buckets_always_add_up(history, repeated: int, max_samples: int, sha
     completions, events = history
     delivered = completions + completions[:repeated]
     accounting, trained = account_with_samples(
-        delivered, events, limits=Collect(max_samples=max_samples, max_user_share=share), until=until
+        delivered, events, limits=Collect(min_samples=1, max_samples=max_samples, max_user_share=share), until=until
     )
     assert sum(accounting.buckets.values()) == accounting.requests == len(delivered)
     assert [s.completion_id for s in trained] == accounting.samples["id"].to_list()

@@ -168,5 +168,5 @@ def test_a_sealed_cycle_takes_the_judge_of_the_current_settings(sealed: Any) -> 
     cycle = sealed("http://127.0.0.1:9/v1")
     other = cycle.context.settings.evaluate.judge.model_copy(update={"model": "another", "calibration_places": 99})
     current = Settings(evaluate=cycle.context.settings.evaluate.model_copy(update={"judge": other}))
-    judge = cycles.settings_of(cycle.store, CYCLE, current).evaluate.judge
+    judge = cycles.settings_of(cycle.store, cycles.manifest_of(cycle.store, CYCLE), current).evaluate.judge
     assert (judge.model, judge.calibration_places) == ("another", 20)

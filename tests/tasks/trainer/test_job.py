@@ -11,7 +11,7 @@ from infra.storage import cycles
 from tasks.trainer.job import Job
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.run import UpdateInputs, write_job
-from tests.tasks.made import MemoryStore
+from tests.tasks.made import MemoryStore, manifest
 
 CHANGED = UpdateSettings(
     sequence_parallel=True, distributed_optimizer=True, recompute="selective", stored_mantissa=14,
@@ -100,7 +100,7 @@ def test_a_job_of_an_earlier_version_is_read() -> None:
 def test_a_cycle_of_an_earlier_version_is_trained_with_its_settings(tmp_path: Path) -> None:
     store, values = MemoryStore(), json.loads(OLD_TRAIN)
     store.put_json("cycles/cycle-000001/settings.json", Settings().model_dump(mode="json") | {"train": values})
-    train = cycles.settings_of(store, "cycle-000001", Settings()).train
+    train = cycles.settings_of(store, manifest("cycle-000001"), Settings()).train
     assert {name: value for name, value in train.model_dump(mode="json").items() if name in values} == {
         name: value for name, value in values.items() if name in Train.model_fields
     }

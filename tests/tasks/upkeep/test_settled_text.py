@@ -154,7 +154,7 @@ async def test_who_opted_out_or_was_forgotten_leaves_no_settled_text_in_any_stor
     assert settled.keys() == {served.users["bob"], served.users["carol"]}
     for user in ("ada", "dora"):
         assert holding(served.spooled, user) == holding(stores, user) == []
-    of_cycles = {"samples", "requests", "users", "quarantined", "manifest.json", "settings.json", "samples.html", "batch.html"}
+    of_cycles = {"samples", "requests", "users", "quarantined", "manifest.json", "settings", "samples.html", "batch.html"}
     assert of_cycles | {"events/completions", "events/feedback"} <= set(map(kind, stores)), "every store is searched"
     artifacts = run_artifacts(store, manifest)
     assert {"manifest.json", "measures.md", "requests.md", "data_docs/samples.html"} <= artifacts.keys()

@@ -43,7 +43,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     manifest = transaction.seal(store, "cycle-000001", fields, to_parquet([sample()]), settings)
     fitted = fit(made(400))
     assert isinstance(fitted, FittedEstimate)
-    showing.write(store, "cycle-000001", fitted)
+    showing.write(store, "cycle-000001", manifest.samples.sha256, fitted)
     dataset = cycles.dataset_id(store, "cycle-000001")
     assert dataset == sha256([store.get("cycles/cycle-000001/manifest.json")])
 
