@@ -21,6 +21,15 @@ class Hindsight(Section):
     """Lines of a settled text that are trained on, with the end token after them; 0: all of it. A completion that ends with the
     line is what most people take."""
 
+    @model_validator(mode="after")
+    def _settles_in_time(self) -> Self:
+        if self.on and self.quiet_seconds >= self.most_seconds:
+            raise ValueError(
+                f"quiet_seconds = {self.quiet_seconds:g}: expected less than most_seconds = {self.most_seconds:g}, else no later "
+                "request shows a text that has settled; lower it, or set on = false"
+            )
+        return self
+
 
 class Collect(Section):
     settle_seconds: float = Field(30.0, ge=0)
@@ -59,6 +68,10 @@ class Collect(Section):
 
     @model_validator(mode="after")
     def _fills_a_cycle(self) -> Self:
+        if self.max_samples < self.min_samples:
+            raise ValueError(
+                f"max_samples = {self.max_samples}: expected at least min_samples = {self.min_samples}, else no cycle ever starts"
+            )
         if self.most_requests < 2 * self.min_samples:
             raise ValueError(
                 f"most_requests = {self.most_requests}: expected at least twice min_samples = {self.min_samples}, since a window "

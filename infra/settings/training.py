@@ -152,6 +152,17 @@ class Train(Recipe):
     """Directory of the working files of cycles: samples, logs, and checkpoints until they are registered."""
 
     @model_validator(mode="after")
+    def _processes_hold_the_model(self) -> "Train":
+        part, ranks = self.tensor_parallel * self.pipeline_parallel, self.processes * self.nodes
+        if ranks % part:
+            raise ValueError(
+                f"processes = {self.processes}, nodes = {self.nodes}: {ranks} trainer processes, expected a multiple of {part}: "
+                f"tensor_parallel = {self.tensor_parallel} and pipeline_parallel = {self.pipeline_parallel} divide the model "
+                "among as many; raise processes, or lower one of these"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nodes_meet(self) -> "Train":
         if self.nodes > 1 and not self.rendezvous and self.job is None:
             raise ValueError(

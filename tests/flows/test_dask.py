@@ -133,7 +133,8 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
 
     monkeypatch.setattr(collecting, "collect", recorded_collect)
     monkeypatch.setattr(collecting, "plan_window", partial(collecting.plan_window, least=0))
-    monkeypatch.setenv("TABLOOP_COLLECT__MIN_SAMPLES", str(10**5))
+    for name in ("MIN_SAMPLES", "MAX_SAMPLES"):
+        monkeypatch.setenv(f"TABLOOP_COLLECT__{name}", str(10**5))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(ROOT)
     (cluster.folder / "joined").unlink(missing_ok=True)

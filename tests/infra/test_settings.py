@@ -97,6 +97,8 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
         ("", {"TABLOOP_SERVING__PROT": "1"}, ["serving.prot", "'1'", "no such setting"]),
         ("", {"TABLOOP_SERVING__SAMPLING__TEMPERATURE": "0"}, ["serving.sampling.temperature", "'0'", "greater than 0"]),
         ("[orchestration]\ndask_scheduler = 'dask:8786'", {}, ["orchestration.dask_scheduler", "'dask:8786'", "tcp|tls"]),
+        ("[collect]\nmin_samples = 5000", {}, ["max_samples = 4096", "expected at least min_samples = 5000"]),
+        ("[collect.hindsight]\nquiet_seconds = 300", {}, ["quiet_seconds = 300", "expected less than most_seconds = 300"]),
         ("[train]\ndual_clip = 3.0", {}, ["train.dual_clip", "3.0", "constants now", "`tabloop settings show --all`"]),
         ("[serving]\nprot = 1", {}, ["did you mean serving.port"]),
         ("[serving.sampling]\ntemprature = 1", {}, ["did you mean serving.sampling.temperature"]),

@@ -24,7 +24,7 @@ def test_a_gain_that_the_longest_test_misses_has_a_date_and_another_gain() -> No
 
 def test_too_few_users_and_too_few_requests_are_two_lines() -> None:
     asked = round(TRAFFIC.per_day * 7 * 10)
-    settings = Settings(collect=Collect(min_samples=asked), experiment=Experiment(min_users=50))
+    settings = Settings(collect=Collect(min_samples=asked, max_samples=asked), experiment=Experiment(min_users=50))
     found = too_few(TRAFFIC, settings, NOW)
     assert [few.what for few in found] == ["cycle", "test"] and all(few.possible is None for few in found)
     assert "experiment.min_users asks for 50" in log.in_words(found[1])

@@ -96,7 +96,7 @@ def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     everyone = labelled.with_columns(admitted=pl.lit(True))
     accounting = classify(everyone, distances, NOW + 5 * HOUR, Collect(max_user_share=1), counts)
     register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, 1)
-    limits = Collect(max_user_share=0.6, max_samples=6)
+    limits = Collect(max_user_share=0.6, min_samples=1, max_samples=6)
     capped = classify(users.with_admission(labelled, register), distances, NOW + 5 * HOUR, limits, counts).classified
     body = samples.parquet(samples.tables(store, plan.partitions, accounting.samples))
     buckets = capped.select("id", "bucket").rows()

@@ -142,6 +142,11 @@ def test_silence_counts_as_lost_and_a_dead_flows_announcement_has_no_beat(
         ({"nodes": 2}, r"nodes = 2, rendezvous = \"\": expected HOST:PORT .* or job, whose pods find each other"),
         ({"sequence_parallel": True}, "expected false with tensor_parallel = 1"),
         ({"recompute": "full", "frozen_layers": 1}, 'expected "none" or "selective" with frozen_layers = 1'),
+        ({"tensor_parallel": 2}, "processes = 1, nodes = 1: 1 trainer processes, expected a multiple of 2"),
+        (
+            {"processes": 2, "nodes": 3, "rendezvous": "a:1", "pipeline_parallel": 4},
+            "6 trainer .*expected a multiple of 4",
+        ),
         ({"adapter_rank": 1000}, "less than or equal to 256"),
     ],
 )
