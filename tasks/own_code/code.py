@@ -50,6 +50,8 @@ class LearnedCode:
     repositories: tuple[LearnedRepository, ...]
     held_out: tuple[Places, ...]
     """A set for each repository, in its order."""
+    cycle: str = ""
+    """Id of the cycle that the samples are sealed in; empty before a flow gives one."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The first steps of a cycle of own code: read repositories, write its evaluation sets, and seal it."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from prefect.logging import get_run_logger
@@ -56,6 +57,7 @@ def busy(context: Context, state: LoopState) -> Waiting | None:
 def read_code(context: Context, wanted: OwnCode) -> LearnedCode | Waiting:
     """Read the repositories, and draw positions in their files, as many as a cycle may train on."""
     settings, champion = code.training_settings(context.settings), champion_of(context)
+    cycle = cycles.next_name(context.store)  # before the reading, so that no cycle of another run comes in between
     renderer = context.renderer(context.tokenizer(champion))
     with tempfile.TemporaryDirectory(prefix="tabloop-learn-") as work:
         try:
@@ -71,7 +73,7 @@ def read_code(context: Context, wanted: OwnCode) -> LearnedCode | Waiting:
         names = ", ".join(f"{each.name} ({each.places} in {each.files} files)" for each in found.repositories)
         more = "name more repositories (`tabloop learn DIR DIR`) or languages, or lower it"
         return call_waiting(Waiting("TooFewPlaces", f"{found.rows} positions: {names}; collect.min_samples = {least}: {more}"))
-    return found
+    return replace(found, cycle=cycle)
 
 
 def champion_of(context: Context) -> str:
@@ -97,7 +99,7 @@ def hold_out_code(context: Context, learned: LearnedCode) -> tuple[HeldOutSet, .
     written = cycle_sets.prepare(
         store,
         settings.evaluate,
-        cycles.next_name(store),
+        learned.cycle,
         lambda wanted, count: Places(wanted.name, ()),  # no requests, so no set of the team's requests
         trained.of_samples(learned.samples),
         manifests_of(context, parent),
@@ -111,9 +113,12 @@ def hold_out_code(context: Context, learned: LearnedCode) -> tuple[HeldOutSet, .
 
 @step("seal code", retries=IO_RETRIES)
 def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet, ...]) -> Manifest:
-    """Write the inputs of a cycle of own code, its manifest last. It reads no requests, so later windows begin as without it."""
-    store, parent = context.store, learned.parent
-    cycle = cycles.next_name(store)
+    """Write the inputs of a cycle of own code, its manifest last. It reads no requests, so later windows begin as without it.
+
+    Raises:
+        AlreadyExists: another run has sealed a cycle since the reading began, or an earlier attempt of this step has.
+    """
+    store, cycle, parent = context.store, learned.cycle, learned.parent
     call_run(cycle, cycle, f"from v{parent}", "own code")
     subjects = [("", each.name) for each in learned.repositories]
     tombstones.check(store, subjects)
