@@ -8,6 +8,7 @@ from infra.records import CycleOutcome, HeldOutSet, Manifest
 from infra.storage import cycles
 from infra.storage.events import tombstones
 from infra.storage.store import sha256
+from tasks.experiments.moves import release
 from tasks.labels import explain, users
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
@@ -45,9 +46,14 @@ def seal(
 
 @step("resume", retries=IO_RETRIES)
 def resume(context: Context, cycle: str, run: str) -> Manifest | CycleOutcome:
-    """Return the manifest of a cycle to complete, or its outcome if it was resumed too often or the champion changed."""
+    """Return the manifest of a cycle to complete, or its outcome: its test was opened, it was resumed too often, or the champion
+    changed."""
     manifest = cycles.manifest_of(context.store, cycle)
     call_run(f"{cycle}, resumed", cycle, f"from v{manifest.parent}", "resumed")
+    if opened := release.opened(context.store, context.registry, cycle):
+        version, test = opened
+        reason = f"version {version} is the challenger"
+        return end(context, CycleOutcome(cycle=cycle, result="registered", reason=reason, version=version, experiment=test))
     champion = context.registry.aliases().champion
     if champion != manifest.champion:
         return abandon(context, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")

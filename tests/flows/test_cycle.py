@@ -417,6 +417,31 @@ def test_a_cycle_killed_between_its_last_writes_registers_one_version_and_one_ex
     assert outcome(labelled).experiment == aliases.experiment.id
 
 
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_cycle_killed_once_its_test_is_open_ends_without_another_update(
+    labelled: World, monkeypatch: pytest.MonkeyPatch, decided: bool
+) -> None:
+    """The test may be decided, and the champion replaced, before the next run."""
+    put_new = labelled.store.put_new
+
+    def killed(key: str, body: bytes) -> str:
+        if key.endswith("/outcome.json"):
+            raise Killed
+        return put_new(key, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(labelled.store, "put_new", killed)
+        with pytest.raises(Killed):
+            cycle()
+    if decided:
+        labelled.reject("no win")
+        labelled.registry.versions["3"] = {"parent": "1"}
+        labelled.registry.aliases["champion"] = "3"
+    result = cycle()
+    assert (result.result, result.version, result.experiment) == ("registered", "2", "cycle-000001-version-2")
+    assert len(labelled.trained_on) == 1 and outcome(labelled) == result
+
+
 def test_a_killed_cycle_is_abandoned_if_the_champion_changed(labelled: World) -> None:
     labelled.training = Killed()
     with pytest.raises(Killed):

@@ -97,6 +97,16 @@ def open_experiment(store: ObjectStore, registry: Registry, proposed: Experiment
     return record if moves.write(store, registry, proposed.started, opening) else None
 
 
+def opened(store: ObjectStore, registry: Registry, cycle: str) -> tuple[str, str] | None:
+    """Return a cycle's version and the id of its test, if that runs or has been decided; None where it was not opened."""
+    version = next((v.version for v in registry.versions() if v.tags.get(CYCLE_TAG) == cycle), None)
+    if version is None:
+        return None
+    test, running = experiment_id(cycle, version), registry.aliases().experiment
+    runs = running is not None and running.id == test
+    return (version, test) if runs or decision_of(store, test) else None
+
+
 def advance(
     store: ObjectStore, registry: Registry, experiment: ExperimentRecord, stage: Stage, now: float
 ) -> ExperimentRecord | None:
