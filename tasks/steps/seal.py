@@ -71,8 +71,13 @@ def abandon_left(context: Context, left: tuple[str, ...]) -> None:
 
 
 def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:
-    """End a sealed cycle without a candidate."""
+    """End a sealed cycle without a candidate. Of its working files, which hold text of users, the logs stay."""
     attempt_to_show("MLflow", lambda: tracking.give_up(context.settings.registry, cycle, f"abandoned: {reason}"))
+    for left in context.folder(cycle).glob("*"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        elif left.suffix != ".log":
+            left.unlink(missing_ok=True)
     discard(context, cycle)
     return transaction.finish(context.store, CycleOutcome(cycle=cycle, result="abandoned", reason=reason, ended=context.now()))
 

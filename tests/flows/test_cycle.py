@@ -446,9 +446,14 @@ def test_a_killed_cycle_is_abandoned_if_the_champion_changed(labelled: World) ->
     labelled.training = Killed()
     with pytest.raises(Killed):
         cycle()
+    folder = settings_.load().train.folder / "cycle-000001"
+    (folder / "checkpoint").mkdir(parents=True)
+    for name in ("samples.parquet", "checkpoint/model.safetensors", "trainer.log"):
+        (folder / name).write_text("text of a user")
     labelled.registry.versions["2"] = {"parent": "1"}
     labelled.registry.aliases["champion"] = "2"
     assert cycle().result == "abandoned"
+    assert [left.name for left in folder.iterdir()] == ["trainer.log"], "it says why an update failed"
 
 
 def test_a_cycle_that_fails_in_every_resumed_run_is_abandoned(labelled: World) -> None:
