@@ -19,6 +19,7 @@ from tasks.steps.reward import Rewarded
 from tasks.steps.step import IO_RETRIES, attempt_to_show, step
 from tasks.steps.training_job import discard
 from tasks.steps.validate import Validated
+from tasks.trainer.job import METRICS_NAME
 from tasks.versions import tracking
 
 
@@ -84,6 +85,8 @@ def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:
 
 def end(context: Context, outcome: CycleOutcome) -> CycleOutcome:
     """Remove a cycle's working files and write its outcome."""
-    shutil.rmtree(context.folder(outcome.cycle), ignore_errors=True)
+    folder = context.folder(outcome.cycle)
+    (folder / METRICS_NAME).unlink(missing_ok=True)  # first: a killed run then leaves no update that counts as made
+    shutil.rmtree(folder, ignore_errors=True)
     discard(context, outcome.cycle)
     return transaction.finish(context.store, outcome.model_copy(update={"ended": context.now()}))

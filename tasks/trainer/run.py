@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from infra.model import architectures
 from infra.records import Manifest
 from infra.settings import ROOT
@@ -106,7 +108,7 @@ class UpdateRefused:
 def train(
     store: ObjectStore, manifest: Manifest, parent: Path, settings: Train, output: TrainerOutput, inputs: UpdateInputs = NO_INPUTS
 ) -> Candidate | UpdateRefused:
-    """Train the cycle's candidate from its parent's checkpoint.
+    """Train the cycle's candidate from its parent's checkpoint; what an earlier run has made whole in this folder is taken.
 
     Args:
         parent: checkpoint of the manifest's parent.
@@ -124,6 +126,11 @@ def train(
         raise Corrupt(
             f"s3://{store.bucket}/{manifest.samples.key}: SHA-256 {digest}, the manifest says {manifest.samples.sha256}"
         )
+    wanted = job_of(folder, parent, samples, manifest.parent, settings, inputs)
+    if _is_made(wanted, digest):
+        output.say(f"trainer: {folder} holds the update already, made by an earlier run")
+        return _candidate(folder, settings)
+    (folder / METRICS_NAME).unlink(missing_ok=True)  # of another job
     samples.write_bytes(body)
     architectures.check(parent)
     job = write_job(folder, parent, samples, manifest.parent, settings, inputs)
@@ -141,10 +148,27 @@ def train(
         raise TrainingFailed(
             f"trainer: exit status 0, but no {metrics.name} or {checkpoint.name} in {folder}; see its log {folder / LOG_NAME}"
         )
-    result = Metrics.model_validate_json(metrics.read_text())
+    return _candidate(folder, settings)
+
+
+def _is_made(wanted: Job, samples_sha256: str) -> bool:
+    """Return whether a job was carried out whole on these samples: its run was killed since, or waits for the evaluation."""
+    job, metrics = wanted.output / JOB_NAME, wanted.output / METRICS_NAME
+    if not all(file.exists() for file in (job, wanted.samples, metrics, wanted.output / CHECKPOINT_NAME)):
+        return False
+    try:
+        Metrics.model_validate_json(metrics.read_text())
+    except ValidationError:  # of another release
+        return False
+    return job.read_text() == wanted.model_dump_json(indent=2) and sha256([wanted.samples.read_bytes()]) == samples_sha256
+
+
+def _candidate(folder: Path, settings: Train) -> Candidate:
+    """Return what an update has written into its folder."""
+    result = Metrics.model_validate_json((folder / METRICS_NAME).read_text())
     optimizer = folder / OPTIMIZER_NAME if settings.keep_optimizer else None
     adapter = folder / ADAPTER_NAME if settings.adapter_rank else None
-    return Candidate(checkpoint, result, sum(result.seconds.values()), optimizer, adapter)
+    return Candidate(folder / CHECKPOINT_NAME, result, sum(result.seconds.values()), optimizer, adapter)
 
 
 def _launch(job: Path, settings: Train, output: TrainerOutput) -> None:
@@ -170,14 +194,21 @@ def _launch(job: Path, settings: Train, output: TrainerOutput) -> None:
 def write_job(
     folder: Path, parent: Path, samples: Path, version: str, settings: Recipe, inputs: UpdateInputs = NO_INPUTS
 ) -> Path:
-    """Write job.json, with the options of the settings and the defaults of all others, into the output folder; return its path.
+    """Write job.json (`job_of`) into the output folder; return its path. Raises ValueError, as `job_of`."""
+    path = folder / JOB_NAME
+    path.write_text(job_of(folder, parent, samples, version, settings, inputs).model_dump_json(indent=2))
+    return path
+
+
+def job_of(folder: Path, parent: Path, samples: Path, version: str, settings: Recipe, inputs: UpdateInputs = NO_INPUTS) -> Job:
+    """Return the job of an update, with the options of the settings and the defaults of all others.
 
     Raises:
         ValueError: train.megatron_arguments has an argument that the trainer sets itself.
     """
     known = type(settings).model_fields.keys() & UpdateSettings.model_fields.keys()
     options = {name: getattr(settings, name) for name in known}
-    job = Job(
+    return Job(
         checkpoint=parent,
         samples=samples,
         output=folder,
@@ -189,9 +220,6 @@ def write_job(
         weight_shares=inputs.weight_shares,
         **options,
     )
-    path = folder / JOB_NAME
-    path.write_text(job.model_dump_json(indent=2))
-    return path
 
 
 def command(job: Path, processes: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from infra.settings import ROOT
 from infra.settings.training import Train
 from infra.storage.store import Corrupt, sha256, to_parquet
 from tasks.trainer.run import Candidate, TrainerOutput, TrainingFailed, UpdateInputs, UpdateRefused, follow, train, write_job
-from tests.tasks.made import MemoryStore
+from tests.tasks.made import MemoryStore, metrics
 from tests.tasks.trainer import models
 
 pytestmark = pytest.mark.stack
@@ -148,6 +148,36 @@ def test_a_cycle_with_an_adapter_gives_a_checkpoint_as_any_other(tmp_path: Path)
     first, second = (load_file(folder / adapters.WEIGHTS_NAME) for folder in (candidate.adapter, child.adapter))
     assert all(torch.allclose(first[name], second[name], rtol=0, atol=1e-7) for name in first), "it trains the parent's on"
     merge(tmp_path / "parent", child.adapter, tmp_path / "merged child")
+
+
+def test_an_update_that_is_made_is_not_made_again_and_another_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may be killed after the update, or wait for the evaluation's engine; the next one goes on with the same candidate."""
+    launched: list[str] = []
+
+    def launch(job: Path, settings: Train, output: TrainerOutput) -> None:
+        launched.append(f"{settings.learning_rate:g}")
+        assert not (job.parent / "metrics.json").exists(), "a run that is killed here leaves no metrics of another job"
+        if settings.epochs == 9:
+            raise KeyboardInterrupt
+        (job.parent / "checkpoint").mkdir(exist_ok=True)
+        (job.parent / "metrics.json").write_text(metrics(samples=len(launched)).model_dump_json())
+
+    monkeypatch.setattr("tasks.trainer.run._launch", launch)
+    model, slow, fast = models.tiny(), Train(learning_rate=1e-6), Train(learning_rate=1e-4)
+    rows = models.samples(model, 0.0)
+    first, second = (trained(tmp_path, model, rows, slow) for _ in range(2))
+    assert first == second and launched == ["1e-06"]
+    assert trained(tmp_path, model, rows, fast) != first and launched == ["1e-06", "0.0001"]
+    trained(tmp_path, model, rows[:-1], fast)
+    assert launched == ["1e-06", "0.0001", "0.0001"], "other samples"
+    (tmp_path / "work" / "metrics.json").write_text('{"of another release": 1}')
+    trained(tmp_path, model, rows[:-1], fast)
+    assert len(launched) == 4
+    killed = Train(learning_rate=1e-4, epochs=9)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path, model, rows, killed)
+    assert len(launched) == 6
 
 
 SLOW_FIRST_RANK = """
