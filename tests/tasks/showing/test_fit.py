@@ -12,7 +12,7 @@ from tasks.showing.fit import FittedEstimate, Unfitted, chosen, fit, read, with_
 from tasks.showing.labels import Compared, LabelledCompletion, weighed
 from tasks.showing.reliability import reliability
 from tests.infra.model.test_showing import made as estimate_of
-from tests.tasks.made import MemoryStore
+from tests.tasks.made import MemoryStore, manifest
 
 
 def made(count: int, seed: int = 0, temperature: float = 0.1, true: Sequence[float] = (0.9, 0.2)) -> list[LabelledCompletion]:
@@ -107,6 +107,8 @@ def test_too_few_labels_give_no_estimate_and_the_reason_is_shown(rows: list[Labe
 @pytest.mark.parametrize("fitted", [fit(made(400)), Unfitted(reason="few")], ids=["fitted", "unfitted"])
 def test_what_is_written_is_read_again(fitted: FittedEstimate | Unfitted) -> None:
     store = MemoryStore()
-    write(store, "cycle-000001", fitted)
-    assert read(store, "cycle-000001") == fitted
-    assert read(store, "cycle-000002") == Unfitted(reason="the cycle was sealed by code that fits none")
+    write(store, "cycle-000001", manifest("cycle-000001").samples.sha256, fitted)
+    write(store, "cycle-000001", "of a run that sealed nothing", Unfitted(reason="other samples"))
+    store.put_json("cycles/cycle-000002/showing.json", fitted)  # of earlier code
+    assert read(store, manifest("cycle-000001")) == read(store, manifest("cycle-000002")) == fitted
+    assert read(store, manifest("cycle-000003")) == Unfitted(reason="the cycle was sealed by code that fits none")
