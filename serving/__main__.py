@@ -15,6 +15,7 @@ import uvloop
 from fastapi import FastAPI
 
 from infra import settings as settings_
+from infra.http.listening import to_listen
 from infra.model.fim import Renderer
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import KEPT_CHARACTERS, Kept
@@ -227,7 +228,7 @@ async def serve(settings: Settings) -> None:
             gc_pauses.collect_when_quiet(connections),
         )
         try:
-            options: dict[str, Any] = {"host": serving.host, "timeout_graceful_shutdown": serving.drain.stream_seconds}
+            options: dict[str, Any] = {"host": to_listen(serving.host), "timeout_graceful_shutdown": serving.drain.stream_seconds}
             await drain.serve(
                 make_server(parts.completions, connections, port=serving.port, **options),
                 make_server(parts.feedback, connections, port=serving.feedback_port, **options),

@@ -199,7 +199,7 @@ class Drain(Section):
 
 class Serving(Section):
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; "::": every address of this machine, of IPv4 and IPv6, and "0.0.0.0" those of IPv4."""
     port: Port = 8081
     """TCP port for completions."""
     feedback_port: Port = 8082
@@ -262,7 +262,7 @@ class Serving(Section):
     weights. On a CPU adapters take four times the time of whole weights (infra/docs/measurements.md)."""
     engine_host: str = ""
     """Address on which tabloop's engines listen, at the ports of their URLs; empty: the URL's own host. Where that is the name of
-    a service or a proxy, an address of the engine's machine: "0.0.0.0" is all of them."""
+    a service or a proxy, an address of the engine's machine, or "::" (serving.host)."""
     engine_arguments: dict[str, Any] = Field(default={})
     """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
     personal_data: PersonalData = PersonalData()
@@ -310,7 +310,7 @@ class Serving(Section):
         return self._url(self.feedback_port)
 
     def _url(self, port: int) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # who listens on all is reached by loopback
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # who listens on all is reached by loopback
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @property

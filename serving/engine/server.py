@@ -18,6 +18,7 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from infra.http.listening import to_listen
 from infra.http.web import own_names
 from infra.model.batches import Batch, BatchResult
 from serving.engine.adapters import AdapterEngine
@@ -187,7 +188,7 @@ async def serve(
     # Longer than the app keeps idle connections, so that it never writes to one that is closing.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=75.0, shutdown_timeout=1.0)
     await runner.setup()
-    server = await listen(runner, unauthenticated, where.host, where.port)
+    server = await listen(runner, unauthenticated, to_listen(where.host), where.port)
     try:
         print(f"engine: version {version} at {where.url}, on {where.host}:{where.port}", flush=True)
         await stopping.wait()

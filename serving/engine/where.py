@@ -1,9 +1,10 @@
 """The address by which the app reaches an engine, and the one on which the engine listens."""
 
-import socket
+import asyncio
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from infra.http.listening import to_listen
 from infra.settings import Settings
 from infra.settings.serving import External, own_engines
 
@@ -33,16 +34,19 @@ class Where:
         """Raise SystemExit if this machine cannot listen there: otherwise the error would appear only after the minutes of
         building the engine."""
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+            asyncio.run(_try(to_listen(self.host), self.port))
         except OSError as error:
             raise SystemExit(
                 f"engine: cannot listen on {self.host}:{self.port}, for {self.url}: {error}. If {self.host} is the name of a "
-                f"service or a proxy, set {self.setting} to an address of this machine, as 0.0.0.0; if the port is taken, end "
+                f"service or a proxy, set {self.setting} to an address of this machine, as ::; if the port is taken, end "
                 "its owner"
             ) from None
+
+
+async def _try(host: str, port: int) -> None:
+    """Take the addresses that the engine will, and leave them. Raises OSError."""
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    server.close()
 
 
 def slot_address(settings: Settings, slot: int, member: int = 0) -> Where:

@@ -126,9 +126,45 @@ def test_the_error_names_the_invalid_setting(tmp_path: Path, text: str, environm
     assert [word for word in [*named, *words] if word not in str(error.value)] == []
 
 
+ODD = [
+    ("stack = 3", "stack = 3: "),
+    ("[stack]\nstate = 3", "stack.state = 3: "),
+    ("serving = 3", "serving = 3: "),
+    ("store = 3", "store = 3: "),
+    ("[store]\nendpoint = 3", "store.endpoint = 3: "),
+    ("[registry]\nuri = 'http://[::1'", "registry.uri = 'http://[::1': "),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), ODD)
+def test_what_is_no_table_or_address_is_named_beside_a_stacks_secrets(text: str, words: str, tmp_path: Path) -> None:
+    keys = "".join(f'[{section}]\nsecret = "made"\n' for section in ("store", "registry", "serving"))
+    (tmp_path / "secrets.toml").write_text(keys)
+    (tmp_path / "tokens.toml").write_text("")
+    (tmp_path / "some.toml").write_text(text)
+    given = {} if "stack" in text else {"TABLOOP_STACK__STATE": str(tmp_path)}
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path / "some.toml", given)
+    assert f"  {words}" in str(error.value)
+
+
+def test_a_rule_between_settings_names_the_file_that_breaks_it(tmp_path: Path) -> None:
+    file = written(tmp_path, below="[serving.sampling]\ntemperature = 0.1", own='extends = "below.toml"\n[serving]\nport = 8082')
+    with pytest.raises(SettingsError) as error:
+        load(file, {})
+    assert str(error.value).endswith(
+        f"\n  serving: feedback_port = 8082, expected another port than serving.port ({tmp_path}/own.toml)"
+    )
+
+
+def test_an_empty_name_of_a_file_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"TABLOOP_SETTINGS = '': expected a settings file, or the name of one in .*unset it"):
+        load(None, {"TABLOOP_SETTINGS": ""})
+
+
 @pytest.mark.parametrize(
     ("host", "reached"),
-    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]"), ("10.0.0.7", "10.0.0.7")],
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "127.0.0.1"), ("10.0.0.7", "10.0.0.7")],
 )
 def test_the_app_is_reached_where_it_listens(host: str, reached: str) -> None:
     settings = Settings.model_validate({"serving": {"host": host}})

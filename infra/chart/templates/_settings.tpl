@@ -59,13 +59,13 @@ orchestration:
   work_pool_type: process
   job_configuration: ""
 serving:
-  host: 0.0.0.0
+  host: "::"  # every address, of IPv4 and IPv6
   port: 8081
   feedback_port: 8082
   spool: /var/lib/tabloop/spool
   state: /var/lib/tabloop/serving
   token_file: {{ ternary "/etc/tabloop/tokens.toml" "" (ne .Values.tokens.existingSecret "") | quote }}
-  engine_host: 0.0.0.0
+  engine_host: "::"
   {{- if eq (len .Values.engines.slots) 2 }}
   engines: {{ toJson $engines }}
   {{- end }}
@@ -76,7 +76,7 @@ train:
   {{- end }}
 evaluate:
   shares_disk: false
-  engine_host: 0.0.0.0
+  engine_host: "::"
   {{- if .Values.evaluation.enabled }}
   engine: own
   engine_url: http://{{ include "tabloop.host" (dict "root" $ "name" (printf "%s-evaluation" $name)) }}:18102

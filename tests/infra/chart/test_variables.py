@@ -1,5 +1,6 @@
 """The chart, rendered by helm: variables of the pods that are no settings, a pod for each secret, and odd values."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from infra.settings import Settings
 from infra.settings.in_force import flat
 from tests.infra.chart.helm import objects, of_size, template
 from tests.infra.chart.rules import faults, pods
+from tests.infra.chart.test_chart import settings_of
 
 ENDPOINT = "http://otel-collector.monitoring.svc:4318"
 HEADERS = {"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
@@ -54,6 +56,28 @@ def _peers(policy: dict[str, Any]) -> list[dict[str, Any]]:
         if {"protocol": "TCP", "port": 4318} in rule.get("ports", ())
         for peer in rule["to"]
     ]
+
+
+def test_servers_listen_and_ways_lead_by_ipv4_and_ipv6(tmp_path: Path) -> None:
+    found = of_size("team")
+    settings = settings_of(found, tmp_path)
+    assert {settings.serving.host, settings.serving.engine_host, settings.evaluate.engine_host} == {"::"}
+    assert variables(found)["worker"]["PREFECT_WORKER_WEBSERVER_HOST"] == {"name": "PREFECT_WORKER_WEBSERVER_HOST", "value": ""}
+    for policy in (each for each in found if each["kind"] == "NetworkPolicy"):
+        for rule in policy["spec"].get("egress") or ():
+            blocks = [ipaddress.ip_network(peer["ipBlock"]["cidr"]) for peer in rule["to"] if "ipBlock" in peer]
+            assert {block.version for block in blocks} in (set(), {4, 6}), policy["metadata"]["name"]
+
+
+def test_a_quantity_may_be_a_number(tmp_path: Path) -> None:
+    resources = {"requests": {"cpu": 2, "memory": 8589934592}, "limits": {"memory": "16Gi"}}
+    values = {"worker": {"resources": resources}, "training": {"disk": 200_000_000_000}}
+    found = objects("team", values=values, folder=tmp_path)
+    assert faults(found) == []
+    (worker,) = (pod for pod in pods(found) if pod.owner == "Deployment tabloop-worker")
+    assert worker.spec["containers"][0]["resources"]["requests"] == {"cpu": 2, "memory": 8589934592}
+    for each in found:
+        kubernetes_validate.validate(each, "1.37", strict=True)
 
 
 @pytest.mark.parametrize(

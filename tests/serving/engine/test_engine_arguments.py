@@ -82,6 +82,10 @@ def test_an_engine_behind_a_services_name_listens_on_an_address_of_its_machine()
     where.check()
     assert (where.url, where.host, where.port) == (serving.engines[0], "0.0.0.0", port)
     assert slot_address(bound, 1).port == 80
+    with socket.create_server(("127.0.0.1", port)):
+        every = Settings(serving=serving.model_copy(update={"engine_host": "::"}))
+        with pytest.raises(SystemExit, match=rf"cannot listen on :::{port}.*in use"):
+            slot_address(every, 0).check()
 
 
 def test_a_taken_port_is_reported_before_the_engine_is_built() -> None:
