@@ -72,15 +72,17 @@ def _origin(keys: Keys, origins: Mapping[Keys, str], file: Path) -> str:
     """Return the file or variable that gave a value; of a table, that of a value in it, or else the file that was loaded."""
     given = [origins[keys[:count]] for count in range(len(keys), 0, -1) if keys[:count] in origins]
     within = [origin for leaf, origin in origins.items() if leaf[: len(keys)] == keys]
-    return next(iter((*given, *within)), str(file))
+    own = [origin for origin in within if origin == str(file) or origin.startswith(PREFIX)]  # rather than those of extended files
+    return next(iter((*given, *own, *within)), str(file))
 
 
 def _explained(error: Any, origin: str) -> str:
     """Return one error of the validation in words."""
     name = ".".join(map(str, error["loc"]))
-    text = f"{name} = {_shown(error)}: "
+    # Of a missing key, or a rule between several settings, the input is the whole table.
+    text = f"{name}: " if isinstance(error["input"], dict) else f"{name} = {_shown(error)}: "
     if error["type"] != "extra_forbidden":
-        return f"{text}{error['msg']} ({origin})"
+        return f"{text}{error['msg'].removeprefix('Value error, ')} ({origin})"
     if near := nearest(name):
         return f"{text}no such setting ({origin}); did you mean {' or '.join(near)}?"
     hint = "some of earlier versions are constants now: `tabloop settings show --all` prints every setting"
@@ -102,8 +104,8 @@ def names(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 def _shown(error: Any) -> str:
     secret = any(word in str(error["loc"][-1:]) for word in SECRET_WORDS)
-    table = isinstance(error["input"], dict | list)  # of a missing key, the whole table: it may hold secrets
-    return "(hidden)" if secret or table else masked(repr(error["input"]))
+    several = isinstance(error["input"], list)  # its tables may hold secrets
+    return "(hidden)" if secret or several else masked(repr(error["input"]))
 
 
 def masked(text: str, mask: str = "(hidden)@") -> str:

@@ -91,6 +91,8 @@ def gather(file: Path | None, environment: Mapping[str, str]) -> Gathered:
 def started_with(file: Path | None, environment: Mapping[str, str]) -> StartedWith:
     """Return the file and the variables that hold for an environment (`gather`). Raises SettingsError."""
     given = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name != FILE_VARIABLE}
+    if environment.get(FILE_VARIABLE) == "":
+        raise SettingsError(f"{FILE_VARIABLE} = '': expected a settings file, or the name of one in {SHIPPED}; or unset it")
     if file or FILE_VARIABLE in environment:
         return StartedWith(file or named(environment[FILE_VARIABLE]), given)
     before = remembered(_state(environment))
@@ -196,23 +198,34 @@ def _set(values: dict[str, Any], keys: list[str], text: str, name: str) -> None:
 
 
 def _fill_secrets(values: dict[str, Any]) -> Iterator[Keys]:
-    """Fill in the generated keys and tokens of the local stack (infra/stack/secrets.py) where none is set; yield their keys."""
-    state = Path(values.get("stack", {}).get("state", Stack().state))
+    """Fill in the generated keys and tokens of the local stack (infra/stack/secrets.py) where none is set; yield their keys.
+
+    What is no table, path or address is left to the validation, which names it.
+    """
+    stack, state = values.get("stack"), Stack().state
+    if isinstance(stack, dict) and isinstance(given_state := stack.get("state"), str):
+        state = Path(given_state)
     secrets = path(state) / SECRETS_NAME
     for section, entries in tomllib.loads(secrets.read_text()).items() if secrets.exists() else ():
         given = values.get(section, {})
+        if not isinstance(given, dict):
+            continue
         if (name := LOCAL_SERVERS.get(section)) and not _local(given.get(name, getattr(getattr(Settings(), section), name))):
             continue  # another server gets no credential of the local one
         values[section] = {**entries, **given}
         yield from ((section, key) for key in entries if key not in given)
-    if (tokens := path(state) / TOKENS_NAME).exists() and "token_file" not in (serving := values.setdefault("serving", {})):
+    serving = values.setdefault("serving", {})
+    if (tokens := path(state) / TOKENS_NAME).exists() and isinstance(serving, dict) and "token_file" not in serving:
         serving["token_file"] = str(tokens)
         yield "serving", "token_file"
 
 
-def _local(address: str | None) -> bool:
-    """Return whether an address is on this machine."""
-    return urlsplit(address or "").hostname in LOOPBACK
+def _local(address: object) -> bool:
+    """Return whether an address is on this machine; what is no address is not."""
+    try:
+        return urlsplit(str(address)).hostname in LOOPBACK
+    except ValueError:
+        return False
 
 
 def environment_of_parts(given: Mapping[str, str], state: Path) -> dict[str, str]:
