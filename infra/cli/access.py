@@ -38,12 +38,14 @@ def hash(name: Annotated[str, typer.Argument(metavar="NAME", help="a user's id, 
 def hash_of(name: str) -> str:
     """Return the keyed hash of a user's id. Raises Failed without the key, and for a text that cannot be a name."""
     from infra import settings
-    from infra.identity import user_hash
+    from infra.identity import NAME_RULE, user_hash, user_name
 
     if (secret := settings.load().serving.user_secret) is None:
         raise errors.Failed(
             "serving.user_secret is not set; set TABLOOP_SERVING__USER_SECRET to the value that the serving app uses",
             errors.WRONG_USE,
         )
-    with errors.expected(ValueError):
+    with errors.expected(ValueError, code=errors.WRONG_USE):
+        if not user_name(name):
+            raise ValueError(f"NAME {name!r}: expected {NAME_RULE}")
         return user_hash(secret.get_secret_value().encode(), name)

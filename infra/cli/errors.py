@@ -26,6 +26,7 @@ CODES = {
     "tasks.evaluation.models.base.NoWeights": WRONG_USE,
     "tasks.experiments.reports.explain.UnknownVersion": NO,
     "tasks.experiments.reports.export.NotExported": NO,
+    "tasks.experiments.reports.history.UnknownTest": NO,
     "tasks.experiments.reports.recompute.NoDecision": NO,
     "tasks.experiments.planning.report.NothingToPlan": NO,
 }

@@ -31,12 +31,7 @@ def history(
         found = entries(store, count, experiment, looks=not moves)
         return print_json([{"kind": type(each).__name__, **each.model_dump(mode="json")} for each in found])
     lines = list(history(store, count, experiment, looks=not moves))
-    of = f" of {experiment}" if experiment else ""
-    print(
-        "\n".join(lines)
-        if lines
-        else f"no moves{of} in {store.uri(f'{store.scope.prefix}moves/')} yet; the controller records the first one"
-    )
+    print("\n".join(lines) or f"no moves in {store.uri(f'{store.scope.prefix}moves/')} yet; the controller records the first one")
 
 
 @command(LOOK)

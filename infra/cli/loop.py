@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from infra.stack.flow_runs import Ended
     from infra.storage.store import ObjectStore
 
-Version = Annotated[str, typer.Argument(metavar="[VERSION]", show_default=False)]
+Version = Annotated[
+    str, typer.Argument(metavar="[VERSION]", help="number of a version, as `tabloop history` lists them", show_default=False)
+]
+Challenger = Annotated[
+    str, typer.Argument(metavar="[VERSION]", help="the challenger, lest another one is rejected", show_default=False)
+]
+Why = Annotated[str, typer.Option(help="why, for the log of moves")]
 Reason = Annotated[str, typer.Option(help="why; a version that failed or was rolled back is promoted only with one")]
 By = Annotated[str, typer.Option(help="who asks (default: your login name)", show_default=False)]
 Plan = Annotated[bool, typer.Option("--dry-run", help="show what would be done, and change nothing")]
@@ -162,8 +168,8 @@ def rollback(
 
 @command(LOOP)
 def reject(
-    version: Version = "",
-    reason: Reason = "",
+    version: Challenger = "",
+    reason: Why = "",
     by: By = "",
     dry_run: Plan = False,
     approve: Approve = False,
@@ -181,7 +187,7 @@ def forget(
     ] = "",
     user: Annotated[str, typer.Option(help="keyed hash of the user, in place of NAME", show_default=False)] = "",
     project: Annotated[str, typer.Option(help="project, in place of a user", show_default=False)] = "",
-    reason: Annotated[str, typer.Option(help="why")] = "",
+    reason: Why = "",
     by: By = "",
     dry_run: Remove = True,
     as_json: Json = False,

@@ -9,7 +9,10 @@ import typer
 from infra.cli import errors
 from infra.cli.app import PROJECT, app, command, make
 
-base = make("Train the small base model into infra/base_model, and tune it.", invoke_without_command=True)
+base = make(
+    "Train and tune the small base model anew, over that of infra/base_model; a COMMAND does one step.",
+    invoke_without_command=True,
+)
 app.add_typer(base, name="base", rich_help_panel=PROJECT)
 OF_ONE_LAYOUT = ("pipeline", "tokens", "positions", "recompute", "sequence", "distributed")
 """Options of `tabloop memory` that only the layout of --tensor reads."""
@@ -17,7 +20,7 @@ OF_ONE_LAYOUT = ("pipeline", "tokens", "positions", "recompute", "sequence", "di
 
 @base.callback()
 def base_model(context: typer.Context) -> None:
-    """Train the small base model into infra/base_model, and tune it."""
+    """Run the steps `train` and `tune` as the shipped model had them."""
     if context.invoked_subcommand:
         return
     import subprocess
@@ -112,7 +115,9 @@ def memory(
     if tensor:
         data, rest = divmod(gpus, tensor * pipeline)
         if rest or not data:
-            raise errors.Failed(f"--gpus {gpus}: expected a multiple of --tensor x --pipeline", errors.WRONG_USE)
+            raise errors.Failed(
+                f"--gpus {gpus}: expected a multiple of --tensor x --pipeline = {tensor * pipeline}", errors.WRONG_USE
+            )
         if sequence and tensor == 1:
             raise errors.Failed("--sequence: expected --tensor 2 or more, over which it splits; leave it out", errors.WRONG_USE)
         size = MicroBatchSize(tokens, positions or max(1, tokens // 8))

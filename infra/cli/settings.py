@@ -90,7 +90,7 @@ def diff(
         loaded = settings.load()
         state = settings.path(loaded.stack.state)
         if not (state / started.SETTINGS_NAME).exists():
-            raise errors.Failed(f"no stack was started in {state}; `tabloop up` starts it", errors.NO)
+            raise errors.Failed(f"no stack was started in {state}; `tabloop up` starts it", errors.NOT_READY)
         found, of = started.changes(state, loaded), "the running parts"
     if as_json:
         print_json([{"key": each.key, "theirs": each.before, "in force": each.after, "holds": each.effect} for each in found])

@@ -141,7 +141,7 @@ def version() -> None:
 
 @command(STACK, "try")
 def try_() -> int:
-    """Send one completion and one event to the running stack, step by step."""
+    """Send one completion and one event to the running stack, step by step; 1 if a step fails."""
     from infra import settings
     from infra.stack import try_it
 

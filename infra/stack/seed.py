@@ -27,7 +27,7 @@ def check_base(settings: Settings) -> None:
     except UnsupportedCheckpoint as error:
         raise NoBaseModel(
             f"model.base = {str(settings.model.base)!r}: {error}. Train the base model with `tabloop base`, set model.base, "
-            "or name another place: `tabloop bootstrap --base FROM`"
+            "or name another place: `tabloop up --model DIR`, `tabloop bootstrap --base FROM`"
         ) from None
 
 

@@ -187,10 +187,10 @@ def _default(store: ObjectStore, registry: Registry, kind: ManualKind, aliases: 
     if kind == "promote":
         if aliases.challenger and aliases.challenger != aliases.champion:
             return aliases.challenger
-        raise NothingToDo(f"promote: there is no challenger, the champion is {aliases.champion}; give version=N")
+        raise NothingToDo(f"promote: there is no challenger, the champion is {aliases.champion}; `tabloop promote VERSION`")
     if version := _newest_retired(store, registry, aliases):
         return version
-    raise NothingToDo("rollback: no version was champion before and is kept; give version=N")
+    raise NothingToDo("rollback: no version was champion before and is kept; `tabloop rollback VERSION`")
 
 
 def _newest_retired(store: ObjectStore, registry: Registry, aliases: Aliases) -> str:

@@ -19,6 +19,10 @@ Entry = Move | Look | ExperimentRecord
 """A move, a look, or the record of an anchor or of a comparison with one."""
 
 
+class UnknownTest(LookupError):
+    """Nothing in the store names the A/B test."""
+
+
 def history(store: ObjectStore, count: int, experiment: str = "", *, looks: bool = True) -> Iterator[str]:
     """Yield a line for each of the last moves and looks, oldest first (`entries`)."""
     for entry in entries(store, count, experiment, looks=looks):
@@ -29,17 +33,23 @@ def entries(store: ObjectStore, count: int, experiment: str = "", *, looks: bool
     """Return the last moves and looks of the store's loop, oldest first.
 
     At most `count`, of one experiment or of all (empty), and without looks or with them. Anchors are listed in any case.
+
+    Raises:
+        UnknownTest: no record, move or look is of this experiment.
     """
     moves = (move for move in log.backwards(store) if experiment in ("", move.experiment))
     dated: list[tuple[float, int, int, Entry]] = [(move.time, 0, move.number, move) for move in islice(moves, count)]
     since = dated[-1][0] if len(dated) == count else 0.0
     known, project = ids(store, "experiments"), store.scope.project
-    names = [experiment] if experiment else [name for name in known if cycles.project_of_test(name) == project]
-    for name in names if looks else ():
+    of_loop = [name for name in known if cycles.project_of_test(name) == project]
+    for name in ([experiment] if experiment else of_loop) if looks else ():
         dated += [(look.time, 1, look.number, look) for look in _last(store, name, count, since)]
     dated += [
         (record.started, 0, 0, record) for record in anchors(store) if experiment in ("", record.id) and record.started >= since
     ]
+    if experiment and not dated and experiment not in known:
+        newest = f"the latest are {', '.join(of_loop[-5:])}" if of_loop else "and none has opened yet"
+        raise UnknownTest(f"{experiment}: no such A/B test in {store.uri('experiments/')}; expected an id, {newest}")
     return [entry for *_, entry in sorted(dated, key=lambda each: each[:3])[-count:]]
 
 

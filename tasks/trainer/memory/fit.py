@@ -116,7 +116,7 @@ def show(
     trained = Trained(adapter_rank=adapter_rank)
     console = Console(width=120 if not sys.stdout.isatty() else None)
     console.print(
-        f"{model.family}, {model.parameters / 1e9:.2f} billion parameters; {cards} x {card / GB:.0f} GB, of which "
+        f"{model.family}, {model.parameters / 1e6:,.0f} million parameters; {cards} x {card / GB:.0f} GB, of which "
         f"{usable(card) / GB:.1f} GB are planned with; {'bfloat16 over float32 masters' if bf16 else 'float32'}"
         + (f"; an adapter of rank {adapter_rank}" if adapter_rank else "")
     )

@@ -205,6 +205,27 @@ def test_a_part_that_is_not_there_or_cannot_be_paused_is_wrong_usage(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [("hash", " "), ("hash", "a\nb"), ("requests", "--user", ""), ("forget", " ")])
+def test_a_text_that_is_no_name_has_no_hash(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    monkeypatch.setenv("TABLOOP_SERVING__USER_SECRET", "a-secret")
+    for name in ("ACCESS_KEY", "SECRET_KEY"):
+        monkeypatch.setenv(f"TABLOOP_STORE__{name}", "a-key")
+    assert cli.main(arguments) == errors.WRONG_USE
+    ended = capsys.readouterr()
+    assert "expected a name of at most 256 characters" in ended.err and not ended.out
+
+
+def test_without_a_stack_no_settings_can_be_compared_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    assert cli.main(["settings", "diff"]) == errors.NOT_READY, "1 would mean that a setting differs"
+    assert "no stack was started" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -14,7 +14,7 @@ from tasks.experiments.counting.totals import gather
 from tasks.experiments.moves import manual, release
 from tasks.experiments.reports import recompute
 from tasks.experiments.reports.explain import UnknownVersion, explain
-from tasks.experiments.reports.history import history, line
+from tasks.experiments.reports.history import UnknownTest, history, line
 from tasks.experiments.stages import looks as recording
 from tasks.experiments.verdict.decide import decide
 from tests.tasks.experiments.test_export import world as bucket
@@ -50,6 +50,13 @@ def store() -> MemoryStore:
     release.conclude(store, registry.client, decision(opened, WON, NOW + 60))
     manual.rollback(store, registry.client, asked("roll_back", "", "ada", "it is slow", NOW + 120))
     return store
+
+
+def test_an_unknown_test_is_named_with_the_latest(store: MemoryStore) -> None:
+    (test,) = (key.partition("/")[2].removesuffix(".json") for key in store.keys("experiments/"))
+    assert list(history(store, 3, test))
+    with pytest.raises(UnknownTest, match=rf"^misspelt: no such A/B test in s3://.*; expected an id, the latest are {test}$"):
+        list(history(store, 3, "misspelt"))
 
 
 def test_the_history_lists_the_last_moves_oldest_first(store: MemoryStore) -> None:
@@ -130,7 +137,6 @@ def test_the_history_lists_looks_between_the_moves(store: MemoryStore) -> None:
     assert list(history(store, 99, looks=False)) == [line for line in said if line[:5].strip()]
     assert list(history(store, 3)) == said[-3:]
     assert list(history(store, 99, opened.id)) == said[1:5]
-    assert list(history(store, 99, "another")) == []
 
 
 def test_a_decision_is_computed_again_bit_by_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
