@@ -71,6 +71,6 @@ def _run(settings: "Settings", parameters: Mapping[str, Any]) -> dict[str, str]:
 
     with prefect_api.connect(settings) as prefect:
         try:
-            return flow_runs.run_alone(prefect, "cycle", dict(parameters), time.monotonic)
+            return flow_runs.run_alone(prefect, "cycle", dict(parameters), time.monotonic)[1]
         except httpx.HTTPError as error:
             raise prefect_api.explained(settings, error) from error

@@ -18,6 +18,8 @@ TAKEN_SECONDS, POLL_SECONDS = 120.0, 0.2
 """How long a run waits for a worker, and the pause between two looks at its state."""
 BUSY_SECONDS, BUSY_POLL_SECONDS = 90.0, 2.0
 """How long a run waits for another one of its deployment, and the pause between two tries."""
+REFUSED = "Deployment concurrency limit reached."
+"""Prefect's message of a cancelled run that it did not start, since another one runs; a person's cancellation has another."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -57,13 +59,12 @@ def run(settings: Settings, flow: str, parameters: dict[str, Any], watch: Callab
 
     Raises:
         NotStarted: Prefect has no such deployment.
-        NotTaken: no worker takes the run.
+        NotTaken: no worker takes the run, or another run of the deployment goes on (run_alone).
         NoAnswer: Prefect's server does not answer; DeployError if it refuses the credential.
     """
     with prefect_api.connect(settings) as prefect:
         try:
-            started = start(prefect, flow, parameters)
-            state = wait(prefect, started, time.monotonic, watch)
+            started, state = run_alone(prefect, flow, parameters, time.monotonic, watch)
         except httpx.HTTPError as error:
             raise prefect_api.explained(settings, error) from error
     return Ended(started, state["type"], state["name"], state.get("message") or "", link(settings, started))
@@ -98,8 +99,14 @@ def wait(
         time.sleep(POLL_SECONDS)
 
 
-def run_alone(prefect: httpx.Client, flow: str, parameters: dict[str, Any], clock: Callable[[], float]) -> dict[str, Any]:
-    """Run a deployment that refuses a run while another one runs, and return the state in which it ended.
+def run_alone(
+    prefect: httpx.Client,
+    flow: str,
+    parameters: dict[str, Any],
+    clock: Callable[[], float],
+    watch: Callable[[str], None] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Run a deployment, which may refuse a run while another one runs, and return the run's id and the state in which it ended.
 
     A refused run is started again for BUSY_SECONDS, since most runs of a schedule find nothing to do and end soon.
 
@@ -107,13 +114,16 @@ def run_alone(prefect: httpx.Client, flow: str, parameters: dict[str, Any], cloc
         NotTaken: another run goes on for longer.
     """
     deadline = clock() + BUSY_SECONDS
-    while (state := wait(prefect, start(prefect, flow, parameters), clock))["type"] == "CANCELLED":
+    while True:
+        started = start(prefect, flow, parameters)
+        state = wait(prefect, started, clock, watch)
+        if state["type"] != "CANCELLED" or state.get("message") != REFUSED:
+            return started, state
         if clock() >= deadline:
             raise NotTaken(
                 f"another run of {flow} goes on; try again when it has ended (`tabloop exec prefect flow-run ls --limit 3`)"
             )
         time.sleep(BUSY_POLL_SECONDS)
-    return state
 
 
 def link(settings: Settings, run: str) -> str:

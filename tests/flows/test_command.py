@@ -66,6 +66,22 @@ def test_a_server_without_the_deployment_and_a_run_that_nobody_takes_are_errors(
         command.wait(prefect([{"type": "SCHEDULED"}]), "r", itertools.count(step=30).__next__)
 
 
+BUSY = {"type": "CANCELLED", "name": "Cancelled", "message": command.REFUSED}
+
+
+def test_a_run_that_prefect_refuses_beside_another_one_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "BUSY_POLL_SECONDS", 0)
+    done, asked = {"type": "COMPLETED", "name": "Promoted"}, list[dict]()
+    found = prefect([BUSY, BUSY, done], asked)
+    assert command.run_alone(found, "promote", {}, itertools.count().__next__) == ("r", done) and len(asked) == 3
+    with pytest.raises(command.NotTaken, match="another run of promote goes on; try again when it has ended"):
+        command.run_alone(prefect([BUSY]), "promote", {}, itertools.count(step=30).__next__)
+    by_a_person = {"type": "CANCELLED", "name": "Cancelled", "message": ""}
+    asked.clear()
+    assert command.run_alone(prefect([by_a_person], asked), "promote", {}, itertools.count().__next__)[1] == by_a_person
+    assert len(asked) == 1, "what a person cancelled does not begin again"
+
+
 def test_a_command_without_prefect_names_the_next_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

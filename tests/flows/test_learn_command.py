@@ -74,7 +74,7 @@ def prefect(monkeypatch: pytest.MonkeyPatch, *ends: dict[str, str]) -> list[dict
 
 
 LEARNED = {"type": "COMPLETED", "name": "Learned", "message": "version 2 is the challenger"}
-CANCELLED = {"type": "CANCELLED", "name": "Cancelled"}
+CANCELLED = {"type": "CANCELLED", "name": "Cancelled", "message": "Deployment concurrency limit reached."}
 
 
 def test_the_result_is_printed_with_intervals_and_the_next_command(
