@@ -200,7 +200,7 @@ def _set(values: dict[str, Any], keys: list[str], text: str, name: str) -> None:
 def _fill_secrets(values: dict[str, Any]) -> Iterator[Keys]:
     """Fill in the generated keys and tokens of the local stack (infra/stack/secrets.py) where none is set; yield their keys.
 
-    What is no table, path or address is left to the validation, which names it.
+    A value in place of a table, a path or an address is left to the validation, which names it.
     """
     stack, state = values.get("stack"), Stack().state
     if isinstance(stack, dict) and isinstance(given_state := stack.get("state"), str):
@@ -221,7 +221,7 @@ def _fill_secrets(values: dict[str, Any]) -> Iterator[Keys]:
 
 
 def _local(address: object) -> bool:
-    """Return whether an address is on this machine; what is no address is not."""
+    """Return whether an address is on this machine; a malformed one is not."""
     try:
         return urlsplit(str(address)).hostname in LOOPBACK
     except ValueError:

@@ -63,7 +63,8 @@ engines.{{ .Values.engines.autoscaling.enabled | ternary "autoscaling.maxReplica
 {{- $v := .Values }}
 {{- $pods := mul (include "tabloop.engineReplicas" . | int) (ternary (len $v.engines.slots) 1 (eq $v.engines.layout "slots")) }}
 {{- $evaluation := ternary (int $v.evaluation.gpus) 0 $v.evaluation.enabled }}
-{{- add (mul $pods (int $v.engines.gpus)) $evaluation (mul (int $v.settings.train.nodes) (int $v.settings.train.processes)) }}
+{{- $training := ternary (mul (int $v.settings.train.nodes) (int $v.settings.train.processes)) 0 $v.training.enabled }}
+{{- add (mul $pods (int $v.engines.gpus)) $evaluation $training }}
 {{- end }}
 
 {{- define "tabloop.engineUpdates" -}}

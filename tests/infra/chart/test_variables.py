@@ -69,6 +69,22 @@ def test_servers_listen_and_ways_lead_by_ipv4_and_ipv6(tmp_path: Path) -> None:
             assert {block.version for block in blocks} in (set(), {4, 6}), policy["metadata"]["name"]
 
 
+def test_a_worker_that_trains_itself_asks_for_no_gpus() -> None:
+    ended = template("one-gpu", "training.enabled=false", "gpus.available=1")
+    assert ended.code == 0, ended.error
+    assert "ask for 2 GPUs" in template("one-gpu", "gpus.available=1").error
+
+
+def test_an_app_waits_for_engines_as_long_as_these_may_start() -> None:
+    of_pods = {
+        pod.labels["app.kubernetes.io/component"]: pod.spec["containers"][0]["startupProbe"]
+        for pod in pods(of_size("team"))
+        if "startupProbe" in pod.spec["containers"][0]
+    }
+    seconds = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in of_pods.items()}
+    assert seconds["app"] >= seconds["engine"]
+
+
 def test_a_quantity_may_be_a_number(tmp_path: Path) -> None:
     resources = {"requests": {"cpu": 2, "memory": 8589934592}, "limits": {"memory": "16Gi"}}
     values = {"worker": {"resources": resources}, "training": {"disk": 200_000_000_000}}
