@@ -10,8 +10,8 @@ from evals.compare.gains import Counts, Sums, by_user, gain
 from evals.demo.record import Baselines, Changes, Comparison, Difference, Example, Exploration, GroundRow, RateAt
 from evals.developers import PairedRun
 from evals.developers.tally import Example as Seen
+from infra.model.kept_text import common_start
 from infra.model.time_saved import HOUR, KEY_SECONDS
-from tasks.evaluation.metrics import matching_prefix
 from tasks.statistics.ratios import rate
 
 EXAMPLES = 4
@@ -128,7 +128,7 @@ def _example(base: Seen, champion: Seen) -> Example:
     return Example(
         kind="gain" if champion.accepted else "loss",
         file=base.file,
-        right=matching_prefix(accepted.shown, accepted.truth),
+        right=common_start(accepted.shown, accepted.truth),
         prefix=base.before,
         truth=base.truth,
         base=base.shown,

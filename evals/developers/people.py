@@ -15,8 +15,8 @@ from evals.developers.alternatives import Alternative, alternative, bound_names,
 from evals.developers.plausible import NAME, plausible
 from evals.developers.taste import Opinion, Taste, opinion_on
 from infra.model import time_saved
-from infra.model.kept_text import kept_characters
-from tasks.evaluation.metrics import distance, matching_prefix
+from infra.model.kept_text import common_start, kept_characters
+from tasks.evaluation.metrics import distance
 
 CUPS = "Mozannar et al. 2024, 'Reading Between the Lines', arXiv 2210.14306"
 DELAY = "arXiv 2511.18842"
@@ -219,4 +219,4 @@ def kept_of(opinion: Opinion, shown: str, truth: str, rest: str) -> int:
         return len(shown)
     if opinion.reason == "near":
         return kept_characters(shown, truth[: opinion.covered])
-    return matching_prefix(shown, rest)
+    return common_start(shown, rest)

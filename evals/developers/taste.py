@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.evaluation.metrics import matching_prefix
+from infra.model.kept_text import common_start
 
 PlainReason = Literal["whole", "start", "wrong", "short", "overruns", "half_word", "comment", "long"]
 Reason = Literal[PlainReason, "near", "alternative", "overwritten", "explored", "implausible", "unread"]
@@ -63,7 +63,7 @@ def draw_taste(rng: random.Random) -> Taste:
 
 def opinion_on(taste: Taste, shown: str, truth: str) -> Opinion:
     """Return the opinion of a developer who sees `shown` and is about to write `truth`."""
-    right = matching_prefix(shown, truth)
+    right = common_start(shown, truth)
     if shown.rstrip() == truth.rstrip():
         accepted = right >= taste.least_whole
         return Opinion(accepted, "whole" if accepted else "short", right, right)

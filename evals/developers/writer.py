@@ -16,8 +16,8 @@ from evals.developers.draws import REJECTED_AFTER_SECONDS, LineDraws, Quirks, dr
 from evals.developers.pause import EARLY_SECONDS, Kind, Pause, SettledTruth, Way
 from evals.developers.sessions import Draft, Patch, Segment, Session
 from evals.developers.taste import Opinion
+from infra.model.kept_text import common_start
 from infra.model.time_saved import keystrokes
-from tasks.evaluation.metrics import matching_prefix
 from tasks.evaluation.positions import Position, column_at
 
 DEBOUNCE_SECONDS = 0.35
@@ -250,7 +250,7 @@ class Writer:
         if reaction.opinion is not None and reaction.opinion.reason in ("near", "alternative", "explored"):
             yield from self._take(request, reaction.inserted, reaction.opinion, rewrite_after)
             return
-        right = front + matching_prefix(reaction.inserted, draft.final(hole, front, request.stop))
+        right = front + common_start(reaction.inserted, draft.final(hole, front, request.stop))
         wrong = reaction.inserted[right - front :]
         self.settling.edit(hole, front, self.clock, self.clock)
         self._advance(hole, right)
@@ -349,7 +349,7 @@ class Writer:
         request, reaction = yield from self._ask(hole, wrong.start, end, truth, (number, "again", wrong.start))
         written = reaction.typed + reaction.inserted
         request.accepted = written if reaction.outcome == "accepted" else ""
-        missing = len(truth) - matching_prefix(written, truth)
+        missing = len(truth) - common_start(written, truth)
         seconds = missing / CHARACTERS_PER_SECOND
         self.settling.edit(hole, wrong.start, self.clock, self.clock + seconds)
         draft.drop(hole, piece)

@@ -8,6 +8,7 @@ in "bypass", nor "=" in "==".
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 NUMBER = r"0[xXbBoO]\w+|\d\w*(?:\.\d\w*)*(?:(?<=[eE])[+-]\d+)?"
 WORD = r"[\w$]+"
@@ -101,3 +102,15 @@ def common_weight(one: Sequence[str], other: Sequence[str]) -> int:
             best[column] = diagonal + size if there == token else max(above, best[column - 1])
             diagonal = above
     return weight + best[-1]
+
+
+def common_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many elements, of texts characters, two sequences begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

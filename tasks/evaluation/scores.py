@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infra.model.kept_text import common_start
 from infra.model.language import language
 from tasks.evaluation import judge as judges
 from tasks.evaluation import metrics, positions
@@ -101,7 +102,7 @@ def score_position(
         truth=position.truth,
         exact=metrics.exact(text, position.truth),
         edit_similarity=metrics.edit_similarity(text, position.truth),
-        matching_characters=metrics.matching_prefix(text, position.truth),
+        matching_characters=common_start(text, position.truth),
         judged=judgement.score if isinstance(judgement, judges.Scored) else None,
         slices=slices_of(position, set),
         drift=drift,

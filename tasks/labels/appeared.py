@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
+from infra.model.kept_text import common_start
+
 END = ""
 """Stands for the end of a file, behind the last line of a request whose suffix is blank."""
 ANCHOR = 80
@@ -96,18 +98,6 @@ class FileHistory:
     def _stood(self, lines: Sequence[int]) -> bool:
         """Return whether these are two lines that stood one behind the other."""
         return len(lines) == 2 and (self.behind.get(lines[0]) == lines[1] or tuple(lines) in self.others)
-
-
-def common_start(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class Histories:

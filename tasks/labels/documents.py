@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from tasks.labels.places import common_start
+from infra.model.kept_text import common_start
 
 Verdict = Literal["same", "edited", "other", "unknown"]
 """edited: the same document, if one of its lines was changed in between."""

@@ -6,8 +6,9 @@ are not blank, enough of them to be no accident. A line in which the later curso
 the text.
 """
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
+
+from infra.model.kept_text import common_start
 
 LEAST_ENDING = 10
 """Characters, blanks left out, of the lines by which the end of a place is found, or what stands above it."""
@@ -138,23 +139,13 @@ def place_of(document: str, cursor: int, characters: int) -> Place:
     return Place(before if strong else "", document[max(0, cursor - characters) : cursor], ending_of(document[cursor:]))
 
 
-def common_start(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many elements two sequences begin with in common."""
-    for number, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return number
-    return min(len(one), len(other))
-
-
 def agreed(text: str, whole: bool, earlier: View) -> tuple[str, bool]:
     """Return the lines of a text that stood there in an earlier view already, and whether they are still all of it."""
     if text in (earlier.text, earlier.standing):
         return text, whole
     lines, before = text.split("\n"), earlier.text.split("\n")
     lines, before = (lines if whole else lines[:-1]), (before if earlier.whole else before[:-1])
-    same = next(
-        (n for n, (one, other) in enumerate(zip(lines, before, strict=False)) if one != other), min(len(lines), len(before))
-    )
+    same = common_start(lines, before)
     if same == len(lines):
         return text, whole
     return "".join(f"{line}\n" for line in lines[:same]), False

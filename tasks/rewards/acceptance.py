@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.model.kept_text import kept_characters
+from infra.model.kept_text import common_start, kept_characters
 from infra.records import AcceptanceFit
 
 FEATURES = ("kept_share", "right_share", "log_right", "whole_line", "nothing_wrong", "log_characters")
@@ -43,15 +43,10 @@ class Acceptance:
 def features(shown: str, settled: str) -> tuple[float, ...]:
     """Return the features of a shown text and the settled text at its place; blanks at the end of lines do not count."""
     text, line = shown.rstrip(), settled.split("\n", 1)[0].rstrip()
-    right, size = common_beginning(text, settled), max(len(text), 1)
+    right, size = common_start(text, settled), max(len(text), 1)
     kept = min(kept_characters(text, settled), len(text)) if text else 0
     flags = bool(text) and text == line, bool(text) and right == len(text)
     return kept / size, right / size, math.log1p(right), *map(float, flags), math.log1p(len(text))
-
-
-def common_beginning(one: str, other: str) -> int:
-    """Return how many characters two texts begin with in common."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptance | str:

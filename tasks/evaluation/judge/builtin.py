@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from infra.model.kept_text import kept_characters
+from infra.model.kept_text import common_start, kept_characters
 from tasks.evaluation import metrics
 from tasks.evaluation.judge.base import HIGHEST, Item, Judgement, Scored
 
@@ -43,5 +43,5 @@ def similarity(completion: str, truth: str) -> float:
     completion, truth = completion.strip(), truth.strip()
     if not truth:
         return float(not completion)
-    leading = metrics.matching_prefix(completion, truth) / max(len(truth), len(completion))
+    leading = common_start(completion, truth) / max(len(truth), len(completion))
     return 0.5 * leading + 0.5 * metrics.edit_similarity(completion, truth)

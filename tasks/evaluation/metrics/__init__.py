@@ -8,6 +8,6 @@ place       all metrics of a completion at a place
 intervals   means over places, with intervals by file
 """
 
-from tasks.evaluation.metrics.similarity import distance, edit_similarity, exact, first_line, matching_prefix
+from tasks.evaluation.metrics.similarity import distance, edit_similarity, exact, first_line
 
-__all__ = ["distance", "edit_similarity", "exact", "first_line", "matching_prefix"]
+__all__ = ["distance", "edit_similarity", "exact", "first_line"]

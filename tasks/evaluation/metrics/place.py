@@ -7,7 +7,7 @@ and the client's stop strings. `measure` computes all of these; metrics that an 
 
 from dataclasses import dataclass, fields
 
-from infra.model.kept_text import kept_characters
+from infra.model.kept_text import common_start, kept_characters
 from infra.model.language import language
 from tasks.evaluation.metrics import habits, identifiers, similarity, syntax
 from tasks.evaluation.positions import Position
@@ -60,7 +60,7 @@ def measure(position: Position, completion: str) -> Measured:
         exact=float(similarity.exact(completion, truth)),
         first_line=float(similarity.exact(similarity.first_line(completion), similarity.first_line(truth))),
         edit_similarity=similarity.edit_similarity(completion, truth),
-        matching_characters=float(similarity.matching_prefix(completion, truth)),
+        matching_characters=float(common_start(completion, truth)),
         kept_characters=0.0 if empty else float(kept_characters(completion, truth)),
         length=float(len(completion)),
         empty=float(empty),

@@ -40,14 +40,6 @@ def distance(a: str, b: str) -> int:
     return found
 
 
-def matching_prefix(completion: str, truth: str) -> int:
-    """Return the number of characters from the start that are equal in both."""
-    for index, (left, right) in enumerate(zip(completion, truth, strict=False)):
-        if left != right:
-            return index
-    return min(len(completion), len(truth))
-
-
 def first_line(completion: str) -> str:
     """Return the completion up to its first newline: the answer at a rest-of-line position."""
     return completion.split("\n", 1)[0].rstrip()

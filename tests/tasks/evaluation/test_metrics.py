@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.model.kept_text import common_start
 from tasks.evaluation import metrics
 from tasks.evaluation.judge.builtin import similarity
 from tasks.evaluation.scores import PositionScore, mean, summarise
@@ -35,8 +36,8 @@ def test_the_distance_equals_its_recursive_definition(a, b):
 def test_similarities_equal_calculations_by_hand():
     assert metrics.edit_similarity("kitten ", " sitting") == pytest.approx(1 - 3 / 7)
     assert metrics.edit_similarity(" ", "") == 1.0
-    assert metrics.matching_prefix("self.name", "self.nope") == 6
-    assert metrics.matching_prefix("abc", "ab") == 2
+    assert common_start("self.name", "self.nope") == 6
+    assert common_start("abc", "ab") == 2
     assert metrics.exact(" x)\n", "x)") and not metrics.exact("x", "x)")
     assert metrics.first_line("a = 1 \n b") == "a = 1"
 
