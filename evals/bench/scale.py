@@ -1,4 +1,4 @@
-"""The benchmark of size: what a look of the A/B gate costs over the days of a test, and what Dask workers gain.
+"""The benchmark of size: what a look of the A/B gate costs over the days of a test.
 
 Events of a month, as an app ships them every few seconds, lie on the disk of this machine. Looks at tests that began so many days
 ago each run in a process of their own: the first, one 20 seconds later with a new segment, and the first of the next hour. No
@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from evals.bench import workers
 from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.join import FolderStore, made_completions, made_feedback, put
 from evals.bench.rigs.servers import in_new_process
@@ -148,12 +147,12 @@ def _memory() -> float:
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
-    """Make events, and look at tests of more and more days; then join the window of a cycle, and one on Dask workers."""
+    """Make events, and look at tests of more and more days; then join the window of a cycle."""
     sizes = DAYS.of(bench.quick)
     requests, objects = REQUESTS.of(bench.quick), OBJECTS.of(bench.quick)
     with (
         tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder,
-        bench.part("looks", 3 + 3 * len(sizes), share=1.0) as part,
+        bench.part("looks", 2 + 3 * len(sizes), share=1.0) as part,
     ):
         root = Path(folder)
         for days, since in zip(sizes, (0.0, *sizes), strict=False):
@@ -165,9 +164,6 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
             later[days] = found = measured(root, days, requests, objects, part.advance)
             yield from of_test(days, found)
         joined = in_new_process(measure_join, root, min(WEEK, sizes[-1]))
-        part.advance()
-        if not bench.quick:  # of few requests, sending them to workers is too large a part
-            yield from workers.run(root)
         part.advance()
     for name in ("gets", "cpu", "bytes"):
         growth = [twice["later"][name] / max(once["later"][name], 1e-9) for once, twice in pairwise(later.values())]

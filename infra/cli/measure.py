@@ -33,7 +33,7 @@ def share(text: str) -> float:
 
 @command(MEASURE)
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="none: all but `fleet` and `shape`")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="none: all but `fleet`")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="run each in a small size, about 10 minutes for all")] = False,
 ) -> int:
     """Run benchmarks and write var/bench/NAME.json; 1 if a target is missed."""

@@ -137,7 +137,7 @@ def test_an_app_without_engines_has_settings_that_are_accepted() -> None:
 def test_the_quick_form_of_all_benchmarks_takes_about_ten_minutes() -> None:
     sizes = [KNOWN[name].minutes for name in chosen([])]
     assert 8 <= sum(size.quick for size in sizes) <= 12 < sum(size.full for size in sizes)
-    assert [name for name in KNOWN if name not in chosen([])] == ["fleet", "shape"]
+    assert [name for name in KNOWN if name not in chosen([])] == ["fleet"]
 
 
 def test_the_page_of_benchmarks_names_those_that_there_are() -> None:

@@ -56,6 +56,14 @@ def test_the_tensors_are_those_that_transformers_writes(tmp_path, name):
     assert architecture.parameters == sum(tensor.numel() for tensor in written.values())
 
 
+def test_the_published_shape_of_a_small_model_has_its_published_number_of_parameters() -> None:
+    """Qwen2.5-Coder-0.5B."""
+    sizes = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    heads = {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
+    config = {"model_type": "qwen2", **sizes, **heads, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True}
+    assert architectures.parse(config, "the shape").parameters == 494_032_768
+
+
 @pytest.mark.timing(reason="bounds CPU time")
 def test_the_shipped_base_model_passes_in_under_a_second():
     started = time.process_time()
