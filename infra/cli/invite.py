@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.cli import errors
-from infra.cli.app import ACCESS, command
+from infra.cli.app import ACCESS, Json, command, print_json
 
 if TYPE_CHECKING:
     from infra.pages.editors import Configuration, Reached
@@ -29,7 +29,7 @@ def invite(
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="file that gets the token's SHA-256 (default: serving.token_file)")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Make a developer's token and print the finished configuration of an editor; 3 if the app does not accept the token yet."""
     from dataclasses import replace
@@ -92,11 +92,10 @@ def _print(name: str, where: "Reached", found: "Sequence[Configuration]", said: 
 
 def _print_json(name: str, where: "Reached", found: "Sequence[Configuration]", state: str, said: Sequence[str]) -> None:
     """Print the same as JSON."""
-    import json
     from dataclasses import asdict
 
     values = {"name": name, "token": where.token, "page": f"{where.completions}/me", "state": state, "said": said}
-    print(json.dumps(values | {"editors": [asdict(one) for one in found]}, indent=2, ensure_ascii=False))
+    print_json(values | {"editors": [asdict(one) for one in found]})
 
 
 def _result(where: "Reached", state: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOP, Project, command
+from infra.cli.app import LOOP, Json, Project, command, print_json
 from infra.cli.loop import of_project
 
 if TYPE_CHECKING:
@@ -25,11 +25,9 @@ def learn(
     ] = None,
     places: Annotated[int, typer.Option(min=0, help="most positions to train on; 0: collect.max_samples")] = 0,
     project: Project = "",
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: Json = False,
 ) -> int:
     """Train a candidate on a team's own code, and test it as any other; 1 if the offline gate does not let it pass."""
-    import json
-
     from infra import settings as settings_
     from infra.storage.scope import scope_of
     from infra.storage.store import ObjectStore
@@ -43,7 +41,7 @@ def learn(
     found = newest(scope_of(settings, project).view(ObjectStore.connect(settings.store))) if trained else None
     if as_json:
         values = {"state": state["name"], "message": state.get("message") or "", "cycle": found.values() if found else None}
-        print(json.dumps(values, indent=2, ensure_ascii=False))
+        print_json(values)
     else:
         ended = f"{state['name']}: {state.get('message') or 'see its run in Prefect'}"
         print("\n".join([*(found.lines() if found else ()), ended]))

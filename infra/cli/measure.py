@@ -17,6 +17,10 @@ Code = Annotated[
 ]
 Rate = Annotated[float, typer.Option(min=0, help="maximum requests a second; 0: limited by --concurrency only")]
 Concurrency = Annotated[int, typer.Option(min=1, help="developers who type at the same time, each in a file of their own")]
+Minutes = Annotated[
+    float,
+    typer.Option(min=0, help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="a small size: wider intervals, written to var/bench/quick")]
 
 
@@ -198,12 +202,7 @@ def recipes(
     ] = "",
     update: Annotated[int, typer.Option(min=1, help="most requests of one update")] = 7200,
     places: Annotated[int | None, typer.Option(min=1, help="positions of later code; half on new files (default 3000)")] = None,
-    minutes: Annotated[
-        float,
-        typer.Option(
-            min=0, help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False
-        ),
-    ] = math.inf,
+    minutes: Minutes = math.inf,
     quick: Quick = False,
     kinds: Annotated[
         list[str] | None,
@@ -226,12 +225,7 @@ def recipes(
 
 @study_.command("hacks")
 def hacks(
-    minutes: Annotated[
-        float,
-        typer.Option(
-            min=0, help="begin no part after so many minutes, and end with 3; the next call goes on", show_default=False
-        ),
-    ] = math.inf,
+    minutes: Minutes = math.inf,
     quick: Quick = False,
 ) -> int:
     """Plant models that hack their reward, and see what the gate and the loop make of them."""
