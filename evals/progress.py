@@ -62,12 +62,10 @@ class Part:
         self.changed()
 
     def expect(self, total: float) -> None:
-        """Set the total."""
         self.total = total
         self.changed()
 
     def rename(self, name: str) -> None:
-        """Set the name."""
         self.name = name
         self.changed()
 

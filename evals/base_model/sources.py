@@ -20,7 +20,6 @@ STANDARD_LIBRARY = "the standard library"
 
 
 def standard_library() -> Path:
-    """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 

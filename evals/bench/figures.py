@@ -38,7 +38,6 @@ class Size(Generic[T]):
     quick: T
 
     def of(self, quick: bool) -> T:
-        """Return the size of a run."""
         return self.quick if quick else self.full
 
 

@@ -19,8 +19,6 @@ CHUNK = b"data: {"
 
 @dataclass(frozen=True)
 class StreamResult:
-    """The result of one request."""
-
     sent_at: float  # monotonic seconds
     first_ms: float  # milliseconds to the first chunk; to the end without one
     total_ms: float

@@ -67,7 +67,6 @@ def endpoint() -> Iterator[str]:
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
-    """Yield the figures."""
     count = REQUESTS.of(bench.quick)
     yield figure("off_us", off(count) * 1e6, "us of CPU a request")
     with endpoint() as url:

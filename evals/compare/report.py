@@ -69,7 +69,6 @@ def page(comparison: Comparison) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """Return the comparison's title."""
     return f"{', '.join(comparison.models)} at {comparison.places} places in {comparison.files} files"
 
 

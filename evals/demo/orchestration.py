@@ -64,7 +64,6 @@ class Orchestration:
         await self._post(f"deployments/{self._deployment_id(deployment)}/{'pause' if paused else 'resume'}_deployment", {})
 
     async def flow_run(self, identifier: str) -> FlowRun:
-        """Return a run."""
         return self._parse_run(await self._request("GET", f"flow_runs/{identifier}"))
 
     async def busy_deployments(self) -> list[str]:

@@ -99,7 +99,6 @@ class Times:
 
 
 def aggregates(found: Collected, times: Times) -> list[Aggregate]:
-    """Return the aggregates of a run."""
     whole = times.writing + times.reading
     return [
         Aggregate(

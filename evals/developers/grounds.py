@@ -39,7 +39,6 @@ STANDING_BLOCKS, STANDING_FUNCTIONS = 0.6, 0.15
 
 
 def role_of(source: Source) -> Role:
-    """Return the role of a file."""
     share = _share("file", source.name)
     return "closed" if share < CLOSED else "whole" if share < CLOSED + WHOLE else "open"
 

@@ -25,7 +25,6 @@ class Pin(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the options."""
         named = {VERSION_HEADER: self.version, "X-Tabloop-Level": self.level}
         named |= {"X-Tabloop-Temperature": "" if self.temperature is None else str(self.temperature)}
         return {name: value for name, value in named.items() if value}
@@ -73,7 +72,6 @@ def zed_request(model: str, token: str, user: str, prefix: str, suffix: str, pin
 
 
 def event_headers(token: str, user: str) -> dict[str, str]:
-    """Return the headers of an event."""
     return {"Content-Type": "application/json", "Authorization": f"Bearer {token}", "X-User-ID": user}
 
 

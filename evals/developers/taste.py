@@ -46,7 +46,6 @@ class Opinion:
 
 
 def draw_taste(rng: random.Random) -> Taste:
-    """Return a random taste."""
     return Taste(
         strictness=rng.uniform(0.6, 1.0),
         least=rng.choice((1, 2, 3, 3, 4, 4, 5, 6, 8)),

@@ -68,7 +68,6 @@ class Settling:
         self._requests: list[Request] = []
 
     def follow(self, request: Request) -> Request:
-        """Follow a request, and return it."""
         self._requests.append(request)
         return request
 

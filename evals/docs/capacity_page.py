@@ -33,7 +33,6 @@ SHAPES = {
 
 
 def page() -> str:
-    """Return the page in Markdown."""
     found = [capacity(load, Settings()) for load in SIZES.values()]
     parts = zip(*(each.rows for each in found), strict=True)
     rows = [(rows[0].part, *(row.needs for row in rows)) for rows in parts]

@@ -8,7 +8,6 @@ HEAD = ("format", "recognized by", "split", "tokens that end a completion", "sen
 
 
 def page() -> str:
-    """Return the page in Markdown."""
     formats = table(HEAD, [_cells(each) for each in FORMATS])
     refused = table(("refused", "recognized by", "setting"), [(each.name, each.recognized_by, each.setting) for each in REFUSED])
     return INTROS["formats"] + formats + "\n## Refused formats\n\n" + INTROS["refused formats"] + refused

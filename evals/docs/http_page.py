@@ -8,7 +8,6 @@ PORTS = {"completions": "Completions port", "feedback": "Feedback port"}
 
 
 def metrics_page(metrics: Iterable[Schema]) -> str:
-    """Return the page of the metrics in Markdown."""
     cells = [(named(one["name"]), one["kind"], ", ".join(map(code, one["labels"])), prose(one["help"])) for one in metrics]
     return INTROS["metrics"] + table(("metric", "type", "labels", "what it counts"), cells)
 

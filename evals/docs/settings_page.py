@@ -14,7 +14,6 @@ LONG = 60
 
 
 def page() -> str:
-    """Return the page in Markdown."""
     document = Settings.model_json_schema()
     shipped = {name: tomllib.loads(file.read_text()) for name, file in SHIPPED}
     return INTROS["settings"] + "".join(_sections("", "", document, document, shipped))

@@ -110,7 +110,6 @@ SettingsFile = Annotated[
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON."""
     import json
 
     print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -35,7 +35,6 @@ class Batch:
     """Whether the results have the log-probabilities of sampled tokens, under the distribution that they are drawn from."""
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
         return asdict(self)
 
     @classmethod

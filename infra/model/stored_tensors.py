@@ -25,7 +25,6 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             self._files |= dict.fromkeys(tensors.keys(), tensors)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Read a tensor."""
         return self._files[name].get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -33,7 +32,6 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return iter(self._files)
 
     def __len__(self) -> int:
-        """Return the number of tensors."""
         return len(self._files)
 
 

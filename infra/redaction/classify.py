@@ -39,7 +39,6 @@ def is_code(value: bytes) -> bool:
 
 
 def is_placeholder(value: bytes) -> bool:
-    """Return whether a value is a placeholder."""
     return PLACEHOLDER.match(value) is not None
 
 

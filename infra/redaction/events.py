@@ -22,7 +22,6 @@ NO_TEXT: Mapping[type, dict[str, Any]] = {
 
 
 def texts_of(row: Completion | Feedback) -> Texts:
-    """Return the texts of an event."""
     middles = tuple(getattr(row, name) or "" for name in _middles(row))
     return Texts(row.prefix, middles, row.suffix, row.language, consecutive=isinstance(row, Completion))
 

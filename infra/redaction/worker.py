@@ -24,7 +24,6 @@ LENGTH = struct.Struct(">I")
 
 
 def frame(value: Any) -> bytes:
-    """Return a value as a frame."""
     body = json.dumps(value).encode()
     return LENGTH.pack(len(body)) + body
 

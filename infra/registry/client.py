@@ -221,7 +221,6 @@ class Registry:
         self._call("PATCH", "model-versions/update", json=body)
 
     def set_alias(self, alias: str, version: str) -> None:
-        """Point an alias at a version."""
         self._call("POST", "registered-models/alias", json={"name": self.model, "alias": self._alias(alias), "version": version})
 
     def delete_alias(self, alias: str) -> None:
@@ -247,7 +246,6 @@ class Registry:
         self._call("POST", "registered-models/set-tag", json={"name": self.model, "key": self._tag(key), "value": value})
 
     def set_version_tag(self, version: str, key: str, value: str) -> None:
-        """Set a tag of a version."""
         own = self._tag(key) if key in OF_MOVES else key
         body = {"name": self.model, "version": version, "key": own, "value": value}
         self._call("POST", "model-versions/set-tag", json=body)

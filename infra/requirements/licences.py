@@ -26,7 +26,6 @@ LONG = 60
 
 
 def names(file: Path) -> list[str]:
-    """Return the names of a list's packages."""
     return [line.partition("==")[0] for line in file.read_text().splitlines() if re.match(r"[A-Za-z0-9][\w.-]*==", line)]
 
 

@@ -19,7 +19,6 @@ _running: set[asyncio.Task[Any]] = set()
 
 
 def create_app() -> Any:
-    """Return the app."""
     from prefect.server.api import server
     from prefect.server.events.models import automations
 

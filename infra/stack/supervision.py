@@ -60,7 +60,6 @@ class Supervisor:
         return Path(tempfile.gettempdir()) / f"tabloop-{digest}.sock"
 
     def log(self, part: str) -> Path:
-        """Return the path of a part's log."""
         return self.directory / "logs" / f"{part}.log"
 
     def running(self) -> bool:

@@ -166,7 +166,6 @@ def write(
 
 
 def inputs_key(span: Span) -> str:
-    """Return the key of a span's inputs."""
     return span.key.removesuffix(".parquet") + INPUTS
 
 

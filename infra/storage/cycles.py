@@ -127,7 +127,6 @@ def next_name(store: ObjectStore) -> str:
 
 
 def manifest_of(store: ObjectStore, cycle: str) -> Manifest:
-    """Return a cycle's manifest."""
     return Manifest.model_validate(store.get_json(key(cycle, MANIFEST)))
 
 

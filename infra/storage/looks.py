@@ -9,7 +9,6 @@ DIGITS = 6
 
 
 def key(experiment: str, number: int) -> str:
-    """Return the key of a look."""
     return f"{PREFIX}{experiment}/{number:0{DIGITS}d}.json"
 
 

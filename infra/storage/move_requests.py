@@ -26,7 +26,6 @@ def make(kind: Kind, version: str, champion: str, reason: str, *, by: str, now: 
 
 
 def ask(store: ObjectStore, request: MoveRequest) -> None:
-    """Write a request."""
     store.put_json(_key(store, REQUESTS, request.id), request, new=True)
 
 

@@ -17,12 +17,10 @@ GONE_SECONDS = 300.0
 
 
 def key(spool: str) -> str:
-    """Return the key of a spool's note."""
     return f"{PREFIX}{spool}{SUFFIX}"
 
 
 def write(store: ObjectStore, spool: str, note: SpoolNote) -> None:
-    """Write a spool's note."""
     store.put_json(key(spool), note)
 
 

@@ -228,7 +228,6 @@ class ObjectStore:
         return f"s3://{self.bucket}/{key}"
 
     def exists(self, key: str) -> bool:
-        """Return whether the key has an object."""
         with suppress(KeyError):
             self._ask("look for", key, partial(self._client.head_object, Bucket=self.bucket, Key=key), reads=True)
             return True
@@ -293,7 +292,6 @@ class ObjectStore:
         return None
 
     def get_json(self, key: str) -> Any:
-        """Return the value of a JSON object."""
         return json.loads(self.get(key))
 
     def put_directory(self, prefix: str, directory: Path) -> dict[str, str]:

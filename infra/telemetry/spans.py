@@ -16,7 +16,6 @@ def ids(of: str) -> tuple[int, int]:
 
 
 def trace_id(of: str) -> str:
-    """Return the trace id in hex."""
     return f"{ids(of)[0]:032x}"
 
 

@@ -251,7 +251,6 @@ def _only(headers: Mapping[str, str], field: str) -> str:
 
 
 def _texts(headers: Mapping[str, str], name: str) -> list[str]:
-    """Return the text of each header of a name."""
     values = headers.getlist(name) if isinstance(headers, Headers) else [headers[name]] if name in headers else []
     return [header_text(value).strip() for value in values]
 

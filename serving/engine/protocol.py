@@ -77,7 +77,6 @@ class Delta:
     """Sampled text, from an external server that gives no token ids; our own engines never send it."""
 
     def row(self) -> list[Any]:
-        """Return the delta as a JSON list."""
         row: list[Any] = [self.token_ids, self.logprobs, self.version]
         return [*row, self.finish, self.spans] if self.finish else row
 

@@ -53,7 +53,6 @@ class Gateway:
 
     @property
     def loops(self) -> LoopArms:
-        """The arms of every loop."""
         return LoopArms(self.arms, self.own_arms)
 
 

@@ -11,7 +11,6 @@ from infra.model.line_ends import LineEnd, normal
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """Return the tokenizer of a checkpoint."""
     file = model / "tokenizer.json"
     if not file.exists():
         raise SystemExit(f"{model}: no tokenizer.json; set model.base to the directory of a checkpoint")

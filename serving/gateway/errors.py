@@ -49,7 +49,6 @@ class OtherPort:
 
 
 def paths_of(app: FastAPI) -> frozenset[str]:
-    """Return the paths of an app's routes."""
     return frozenset(str(getattr(route, "path", "")) for route in app.routes)
 
 

@@ -295,7 +295,6 @@ class Generation:
         )
 
     def _add(self, delta: Delta) -> None:
-        """Collect a delta."""
         if self._first is None:
             self._first = time.perf_counter()
         if delta.version not in self._delta_versions:

@@ -178,7 +178,6 @@ class Metrics:
         """Events by client and kind, REQUEST or an outcome, of each minute that had some."""
 
     def completed(self, row: Completion) -> None:
-        """Count a completion."""
         labels = (row.arm, row.policy_version)
         sampled = (*labels, EXPLORING if row.exploring else SERVED)
         shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"

@@ -44,5 +44,4 @@ class ReceivedEvents:
         self._users.pop(user, None)
 
     def of(self, user: str) -> dict[str, Received]:
-        """Return the events of a user by client."""
         return self._users.get(user, {})

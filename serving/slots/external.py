@@ -184,7 +184,6 @@ class ExternalEngine:
         self.max_context = max_model_len
 
     def _body(self, request: EngineRequest, has_tokens: bool) -> dict[str, Any]:
-        """Return the body of a completion request."""
         body: dict[str, Any] = {
             "model": self._setting.model,
             "max_tokens": request.max_tokens,

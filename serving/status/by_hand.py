@@ -50,7 +50,6 @@ BODY = object_schema(
 
 
 def add_moves_by_hand(app: DocumentedApp, sources: StatusSources) -> None:
-    """Add the routes."""
     for path, kind in KINDS.items():
         app.add_route(path, _endpoint(sources, kind), methods=["POST"])
         app.posts[path] = Post(BODY, answers(ASKED, 202))

@@ -157,7 +157,6 @@ class RequestHistory:
         return self._read(identifier)
 
     def ask(self, request: MoveRequest) -> None:
-        """Write a request."""
         move_requests.ask(self._store, request)
 
     def _read(self, identifier: str) -> Asked:

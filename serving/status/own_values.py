@@ -173,7 +173,6 @@ def hint_of(client: str, requests: int, received: Received | None) -> str:
 
 
 def row_of(request: ServedRequest, outcome: Outcome | None) -> Row:
-    """Return the row of a completion."""
     if request.opted_out:
         became, text = "recorded without text", ""
     elif request.text is None:

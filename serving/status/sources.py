@@ -52,7 +52,6 @@ class StatusSources:
 
     @property
     def common(self) -> Loop:
-        """The common loop."""
         return Loop(self.arms, self.data)
 
     def own(self, credential: Credential) -> list[str]:

@@ -199,7 +199,6 @@ def reason_of(gate: GateResult, candidate: Scores, champion: Scores) -> str:
 
 
 def means_of(scores: Scores) -> dict[str, float]:
-    """Return the mean of each measure."""
     names = ("exact", "edit_similarity", "matching_characters", "judged", "empty", "length")
     return {name: getattr(scores, name) for name in names} | {"judge_failures": scores.judge_failures}
 

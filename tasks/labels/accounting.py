@@ -92,7 +92,6 @@ class RequestAccounting:
 
     @property
     def quarantined(self) -> dict[str, int]:
-        """Quarantined requests by reason."""
         counts = _count(self._quarantined["reason"]) + Counter({MALFORMED: self.counts.malformed})
         return dict(sorted(counts.items()))
 

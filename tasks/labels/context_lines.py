@@ -67,7 +67,6 @@ def with_context_lines(
 
 
 def without_context_lines(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return samples without context lines."""
     none = pl.lit(None, pl.List(pl.Int64)).alias("standing")
     return samples.with_columns(none, standing_text=pl.lit(None, pl.List(pl.String)))
 

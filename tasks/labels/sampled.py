@@ -25,7 +25,6 @@ def level(user: str) -> int:
 
 
 def levels(users: pl.Series) -> pl.Series:
-    """Return the level of each user."""
     once = users.unique()
     known = pl.Series([level(user) for user in once], dtype=pl.UInt8)
     return users.replace_strict(once, known, return_dtype=pl.UInt8).cast(pl.UInt8).alias("level")  # empty: text otherwise
@@ -84,6 +83,5 @@ class Sample:
 
 
 def _by_level(rows: pl.DataFrame, counted: pl.Expr | None) -> np.ndarray:
-    """Return the number of rows of each level."""
     found = rows["level"] if counted is None else rows.filter(counted)["level"]
     return np.bincount(found.to_numpy(), minlength=LEVELS + 1)

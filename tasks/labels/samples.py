@@ -154,7 +154,6 @@ def parquet(rows: Iterable[pa.Table]) -> bytes:
 
 
 def table(rows: Sequence[Sample]) -> pa.Table:
-    """Return samples as a table of their schema."""
     return pa.Table.from_pylist([row.model_dump() for row in rows], SCHEMA)
 
 

@@ -72,7 +72,6 @@ class Report:
             yield f"{self.cycle}: {self.outcome.result}: {self.outcome.reason}"
 
     def values(self) -> dict[str, Any]:
-        """Return the report as JSON."""
         read = [each.model_dump(mode="json") for each in self.repositories]
         outcome = self.outcome.model_dump(mode="json") if self.outcome else None
         return {
@@ -93,7 +92,6 @@ def newest(store: ObjectStore) -> Report | None:
 
 
 def report(store: ObjectStore, cycle: str) -> Report:
-    """Return the report of a cycle."""
     manifest, key = cycles.manifest_of(store, cycle), cycles.key(cycle, "evaluation.json")
     found = dict(store.get_json(key)) if store.exists(key) else {}
     outcome = store.find(cycles.key(cycle, cycles.OUTCOME), CycleOutcome)

@@ -82,7 +82,6 @@ class Context:
         return checkpoints.fetch_optimizer(self.store, self.registry, version, self._versions())
 
     def tokenizer(self, version: str) -> Tokenizer:
-        """Return the tokenizer of a version's checkpoint."""
         return Tokenizer.from_file(str(self.checkpoint(version) / "tokenizer.json"))
 
     def renderer(self, tokenizer: Tokenizer) -> Renderer:

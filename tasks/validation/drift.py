@@ -49,7 +49,6 @@ def profile(samples: pl.DataFrame) -> Profile:
 
 
 def merged(profiles: Iterable[Profile]) -> Profile:
-    """Return the sum of profiles."""
     terms = list(profiles)
     return Profile(**{name: sum(getattr(p, name) for p in terms) for name in Profile.model_fields})
 

@@ -27,7 +27,6 @@ class ValidationEvidence:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of all objects."""
         return (*((self.quarantine.key,) if self.quarantine else ()), *self.docs)
 
 

@@ -52,7 +52,6 @@ class Board:
     """The time that is shown at first."""
 
     def panels(self) -> Iterator[Panel]:
-        """Yield every panel."""
         for _, panels in self.rows:
             yield from panels
 
@@ -83,7 +82,6 @@ def lines(title: str, description: str, *queries: Query, unit: str = "short") ->
 
 
 def number(title: str, description: str, expr: str, unit: str = "short") -> Panel:
-    """Return a panel with one number."""
     return Panel(title, description, (Query(expr),), unit, "number")
 
 
@@ -93,7 +91,6 @@ def bars(title: str, description: str, query: Query, unit: str = "short") -> Pan
 
 
 def built(panel: Panel) -> timeseries.Panel | stat.Panel | bargauge.Panel:
-    """Return the builder of a panel."""
     made: timeseries.Panel | stat.Panel | bargauge.Panel
     if panel.kind == "lines":
         legend = (

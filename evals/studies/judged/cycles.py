@@ -164,7 +164,6 @@ def complete_and_score(
     seed: int,
     whole: bool,
 ) -> tuple[Sequence[SampledCompletion], Sequence[judges.Judgement]]:
-    """Return a completion of each position and its judgement."""
     contexts = [(position.prefix, position.suffix) for position in positions]
     made = generator.sample(contexts, settings.serving.sampling.max_tokens, temperature, seed, whole=whole)
     pairs = zip(positions, made, strict=True)

@@ -303,7 +303,6 @@ def options_of(training: Train) -> str:
 
 
 def weights_of(checkpoint: Path) -> bytes:
-    """Return the bytes of a checkpoint's weights."""
     return (checkpoint / "model.safetensors").read_bytes()
 
 

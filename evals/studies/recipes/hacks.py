@@ -218,5 +218,4 @@ def gains_something(clean: Sequence[Gain], spoiled: Sequence[Gain]) -> bool:
 
 
 def later(found: Sequence[Gain]) -> list[Gain]:
-    """Return the gains on later code."""
     return [one for one in found if one.ground == "later"]

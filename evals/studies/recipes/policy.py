@@ -64,12 +64,10 @@ class Policy:
 
     @cached_property
     def generator(self) -> Generator:
-        """The model."""
         return Generator(self.checkpoint, self.settings.model)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
         return Tokenizer.from_file(str(self.checkpoint / "tokenizer.json"))
 
     def complete(self, contexts: Sequence[Context], keys: Sequence[Key], shares: Sequence[Shares] = ()) -> list[Served]:

@@ -93,7 +93,6 @@ class Lesson:
 
     @cached_property
     def generator(self) -> Generator:
-        """The policy."""
         return Generator(self.checkpoint, self.settings.model)
 
     def settled_tokens(self) -> Sequence[tuple[int, ...]]:
@@ -129,7 +128,6 @@ def samples_of(recipe: Recipe, lesson: Lesson) -> list[Sample]:
 
 
 def reward_of(lesson: Lesson, recipe: Recipe) -> Reward:
-    """Return the settings of a recipe's rewards."""
     return lesson.settings.reward.model_copy(update={"silence": recipe.silence})
 
 

@@ -154,7 +154,6 @@ def quality_of(pause: Pause, seen: Seen) -> float | None:
 
 
 def counted(seen: Seen) -> Counts:
-    """Return the counts of one request."""
     if seen.kind != "shown":
         return Counts(requests=1, cancelled=int(seen.kind == "cancelled"), nothing=int(seen.kind == "nothing"))
     accepted, size = int(seen.accepted), len(seen.shown)

@@ -106,7 +106,6 @@ def apply(parent: Path, frames: Iterable[Frame], target: Path) -> dict[str, str]
 
 
 def pack(frame: Frame) -> bytes:
-    """Return a frame as bytes."""
     return _FRAME.pack(frame[0], len(frame[1])) + frame[1]
 
 

@@ -49,7 +49,6 @@ class NotTheSame(ValueError):
 
 
 def is_container(key: str) -> bool:
-    """Return whether the object is a container."""
     return CONTAINER.match(key) is not None
 
 

@@ -30,7 +30,6 @@ class ErasedSubjects:
 
 
 def subjects(records: Iterable[Forgotten]) -> ErasedSubjects:
-    """Return the subjects of records."""
     known = list(records)
     return ErasedSubjects(
         frozenset(r.subject for r in known if r.kind == "user"), frozenset(r.subject for r in known if r.kind == "project")
@@ -43,7 +42,6 @@ def digest(kind: str, subject: str) -> str:
 
 
 def read_all(store: ObjectStore) -> list[Forgotten]:
-    """Return all records."""
     return [Forgotten.model_validate(store.get_json(key)) for key in store.keys(PREFIX)]
 
 

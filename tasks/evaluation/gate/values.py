@@ -22,7 +22,6 @@ class Places:
 
     @classmethod
     def of(cls, scores: Sequence[PositionScore]) -> "Places":
-        """Return the places of scores."""
         names = sorted({name for score in scores for name in score.slices})
         return cls(
             files=np.array([score.cluster for score in scores]),

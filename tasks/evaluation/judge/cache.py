@@ -62,7 +62,6 @@ class CachedJudge:
 
 
 def place_of(item: Item) -> str:
-    """Return the checksum of an item's place."""
     return _checksum(json.dumps([item.prefix, item.suffix, item.truth]))
 
 

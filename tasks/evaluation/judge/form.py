@@ -50,7 +50,6 @@ class Form:
     """Whether the instructions are a message of their own, which some chat templates refuse."""
 
     def body(self, model: str, instructions: str, material: dict[str, str]) -> dict[str, Any]:
-        """Return the body of a request."""
         wanted = self.response_format
         if wanted != "json_schema" and "json" not in instructions.lower():
             instructions = f"{instructions}\n{ONLY_JSON}"

@@ -178,7 +178,6 @@ class OpenAIJudge:
         return Reply(judgement, retry=isinstance(judgement, Failed) and judgement.kind != "declined")
 
     def _error(self, status: int, answer: str, headers: httpx.Headers, form: Form) -> Reply:
-        """Return the reply of an answer with an error."""
         words = _words(answer).replace(self._key, "***") if self._key else _words(answer)
         said = f"HTTP {status}: {words[:SHOWN]}" if words else f"HTTP {status}"
         if "json_validate_failed" in answer or "failed_generation" in answer:  # Groq, of one answer

@@ -189,7 +189,6 @@ def set_of(places: Sequence[Position], name: str = "held_out") -> PlaceSet:
 
 
 def set_sha256(places: Sequence[Position]) -> str:
-    """Return the checksum of a set's places."""
     return _sha256([asdict(place) for place in places])
 
 

@@ -62,7 +62,6 @@ class EngineModels:
 
     @property
     def url(self) -> str:
-        """The engine's address."""
         return str(self.client.base_url).rstrip("/")
 
     def sample(

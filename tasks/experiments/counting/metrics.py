@@ -57,7 +57,6 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The metric in words."""
         return METRIC_WORDS[self.name].title
 
 

@@ -85,7 +85,6 @@ class ArmTotals:
 
     @property
     def counts(self) -> dict[Arm, int]:
-        """Users on each arm."""
         return {arm: int(np.count_nonzero(self.during[arm]["requests"])) for arm in ARMS}
 
     def without(self, users: np.ndarray) -> "ArmTotals":

@@ -42,12 +42,10 @@ class Traffic:
 
     @property
     def users(self) -> int:
-        """Number of users."""
         return len(self.named)
 
     @property
     def requests(self) -> float:
-        """Number of requests."""
         return float(self.sums["requests"].sum())
 
     @property

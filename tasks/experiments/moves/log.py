@@ -156,5 +156,4 @@ def _stage(shown: Shown, champion: str, challenger: str) -> dict[str, Any]:
 
 
 def running(seen: Aliases, test: ExperimentRecord) -> bool:
-    """Return whether a test runs."""
     return seen.experiment is not None and seen.experiment.id == test.id

@@ -54,7 +54,6 @@ def entries(store: ObjectStore, count: int, experiment: str = "", *, looks: bool
 
 
 def line(move: Move) -> str:
-    """Return a move as a line."""
     changes = [_change(change) for change in move.changes]
     stage = [f"{move.stage} at {move.share:.0%}"] if move.stage else []
     asked = f"{KINDS.get(move.kind, move.kind)}, by {move.by}"

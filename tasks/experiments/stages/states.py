@@ -92,7 +92,6 @@ def enter(experiment: ExperimentRecord, stage: Stage) -> ExperimentRecord:
 
 
 def state_of(version: ModelVersion, aliases: Aliases) -> State:
-    """Return the state of a version."""
     if version.version == aliases.champion:
         return "champion"
     if version.version == aliases.challenger:

@@ -9,7 +9,6 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def name_of(one: Object) -> str:
-    """Return an object's name."""
     return str(one["metadata"]["name"])
 
 
@@ -41,7 +40,6 @@ def finished(job: Object) -> bool:
 
 
 def ended(pod: Object) -> bool:
-    """Return whether a pod has ended."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 

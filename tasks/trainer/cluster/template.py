@@ -82,7 +82,6 @@ class Template:
         return name
 
     def job(self, wanted: Wanted, attempt: str) -> Manifest:
-        """Return the Job of an attempt."""
         job: Manifest = json.loads(json.dumps(self._job))
         name, labels = self.name(wanted), labels_of(wanted) | {ATTEMPT: attempt}
         job["metadata"] = job["metadata"] | {"name": name, "labels": job["metadata"].get("labels", {}) | labels}

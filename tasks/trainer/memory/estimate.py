@@ -42,7 +42,6 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """Number of processes."""
         return self.tensor * self.pipeline * self.data
 
     def __str__(self) -> str:

@@ -129,7 +129,6 @@ class NewAdapter(Mapping[str, torch.Tensor]):
         self._shapes, self._seed = adapters.tensors(architecture, rank, frozen_layers), seed
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Draw a tensor."""
         shape = self._shapes[name]
         if name == adapters.names(_linear_of(name))[1]:
             return torch.zeros(shape)
