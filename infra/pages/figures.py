@@ -6,6 +6,7 @@ A mean stands with its interval and its number of requests, a difference with it
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from infra.records import Rate, Verdict
 from infra.records.base import Arm
@@ -103,6 +104,11 @@ def change(metric: str, estimate: float, low: float, high: float) -> str:
     """Return a metric's difference with its interval, in its unit."""
     first, *bounds = (f"{value:+.{digits(metric)}f}" for value in (estimate, low, high))
     return f"{first} [{', '.join(bounds)}]"
+
+
+def when(seconds: float) -> str:
+    """Return a time, in Unix seconds, in words."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def sampled(share: float) -> str:

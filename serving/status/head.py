@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from infra.pages import figures
@@ -90,7 +89,7 @@ def _champion(data: StatusData, champion: str | None, now: float) -> Iterator[Si
         return
     words = ""
     if move := since(data.moves, champion):
-        words = f", since {_when(move.time)}, {duration(now - move.time)} ago: {move.kind.replace('_', ' ')}, by {move.by}"
+        words = f", since {figures.when(move.time)}, {duration(now - move.time)} ago: {move.kind.replace('_', ' ')}, by {move.by}"
     if data.is_on_common:
         words = ", the common one, until a version of the project is promoted"
     yield _well("champion", f"version {champion}{words}")
@@ -101,7 +100,7 @@ def _acceptance(data: StatusData, shown: Decision | None, champion: str | None) 
     if champion is None or measured is None:
         yield _well("acceptance now", "not measured yet: neither a test nor a cycle's window has two users of this version")
         return
-    words = f"{figures.share(measured.rate)} of {measured.rate.n} requests, {measured.where}, {_when(measured.time)}"
+    words = f"{figures.share(measured.rate)} of {measured.rate.n} requests, {measured.where}, {figures.when(measured.time)}"
     yield _well("acceptance now", words)
     if all(version.version != champion or version.tags.get("cycle") for version in data.versions):
         gain = gain_over_base(data, champion)
@@ -118,9 +117,8 @@ def _test(status: Mapping[str, Any], progress: Progress | None, now: float) -> S
     if progress is None:
         return _well("A/B test", f"{words}: not looked at yet")
     by = "by the clock" if progress.by_clock else "by requests"
-    return _well(
-        "A/B test", f"{words}: {progress.counted}; planned end {_when(progress.ends)}, {by}, in {duration(progress.ends - now)}"
-    )
+    ends = f"planned end {figures.when(progress.ends)}, {by}, in {duration(progress.ends - now)}"
+    return _well("A/B test", f"{words}: {progress.counted}; {ends}")
 
 
 def _words_of(slot: Mapping[str, Any]) -> Iterator[str]:
@@ -153,7 +151,3 @@ def _loop(data: StatusData, spool: Mapping[str, Any], now: float) -> Iterator[Si
 
 def _well(name: str, text: str) -> Sign:
     return Sign(name, text, True)
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

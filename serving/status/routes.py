@@ -11,7 +11,6 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from jinja2 import Environment, StrictUndefined
 
 from infra.http.login import CODE_HEADER, QUERY, Answer
-from infra.pages import charts
+from infra.pages import charts, figures
 from infra.pages.experiment_view import duration
 from serving.access import Credential, Denied
 from serving.gateway.generation import NOT_READY, Unavailable
@@ -206,7 +205,7 @@ def page_environment() -> Environment:
     """Return the environment of the pages' templates, with the filters that they share."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
-    environment.filters["when"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    environment.filters["when"] = figures.when
     environment.filters["ago"] = _ago
     environment.filters["until"] = lambda seconds: duration(seconds - time.time())
     return environment

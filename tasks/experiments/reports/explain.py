@@ -7,13 +7,14 @@ from typing import Any
 
 from infra.pages import figures
 from infra.pages.experiment_view import divided
+from infra.pages.figures import when
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, StageName
 from infra.storage import cycles
 from infra.storage import looks as looks_log
 from infra.storage import moves as log
 from infra.storage.scope import Scope
 from infra.storage.store import ObjectStore
-from tasks.experiments.reports.history import anchor_line, anchors, line, look_line, when
+from tasks.experiments.reports.history import anchor_line, anchors, line, look_line
 from tasks.versions.review import object_of
 
 Section = tuple[str, list[str]]

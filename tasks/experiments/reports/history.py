@@ -1,9 +1,9 @@
 """The moves of versions, the anchors and the gate's looks in words, from the object store alone."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import islice
 
+from infra.pages.figures import when
 from infra.records import Change, ExperimentRecord, Look, Move
 from infra.storage import cycles
 from infra.storage import looks as looks_log
@@ -77,11 +77,6 @@ def look_line(look: Look) -> str:
     requests, users = (sum(counts.values()) for counts in (look.verdict.requests, look.verdict.users))
     seen = f"look {look.number}, {look.stage} at {look.share:.0%}, {requests} requests of {users} users"
     return f"       {when(look.time)}  {look.experiment}, {seen}: {look.verdict.verdict}: {look.verdict.reason}"
-
-
-def when(seconds: float) -> str:
-    """Return a time in words."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _last(store: ObjectStore, experiment: str, count: int, since: float) -> Iterator[Look]:

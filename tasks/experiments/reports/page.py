@@ -2,10 +2,10 @@
 
 from infra.pages import charts, figures
 from infra.pages.experiment_view import duration, metric_rows, progress, sequences, words
+from infra.pages.figures import when
 from infra.records import ExperimentRecord, Look, Verdict
 from infra.storage import looks as log
 from infra.storage.store import ObjectStore
-from tasks.experiments.reports.history import when
 from tasks.experiments.verdict.anchor import ANCHOR
 
 MOST_POINTS = 60
