@@ -36,19 +36,7 @@ def fetch(store: ObjectStore, registry: Registry, version: str, folder: Path) ->
     Raises:
         UnsuitableAdapter: the adapter is damaged, or does not belong to its base.
     """
-    return _download(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
-
-
-def fetch_stored(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
-    """Return the directory of a checkpoint or of an optimizer's state, by the prefix of its keys; download it if necessary.
-
-    Args:
-        name: beginning of the directory's name.
-
-    Raises:
-        UnsuitableAdapter: as `fetch`.
-    """
-    return _download(store, prefix, folder, name)
+    return fetch_stored(store, prefix_of(registry.version(version).source, store.bucket), folder, f"version-{version}")
 
 
 def write_whole(store: ObjectStore, registry: Registry, version: str, folder: Path, out: Path) -> None:
@@ -74,16 +62,24 @@ def fetch_base(store: ObjectStore, adapter: Path, folder: Path) -> Path:
         UnsuitableAdapter: the adapter does not name it.
     """
     base = adapters.base_version(adapter)
-    return _download(store, prefix_of(base.source, store.bucket), folder, f"version-{base.version}")
+    return fetch_stored(store, prefix_of(base.source, store.bucket), folder, f"version-{base.version}")
 
 
 def fetch_optimizer(store: ObjectStore, registry: Registry, version: str, folder: Path) -> Path | None:
     """Return the directory of a version's optimizer state; None if it has none."""
     prefix = optimizer_prefix(prefix_of(registry.version(version).source, store.bucket))
-    return _download(store, prefix, folder, f"optimizer-{version}") if store.exists(f"{prefix}/{CHECKSUMS}") else None
+    return fetch_stored(store, prefix, folder, f"optimizer-{version}") if store.exists(f"{prefix}/{CHECKSUMS}") else None
 
 
-def _download(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
+def fetch_stored(store: ObjectStore, prefix: str, folder: Path, name: str) -> Path:
+    """Return the directory of a checkpoint or of an optimizer's state, by the prefix of its keys; download it if necessary.
+
+    Args:
+        name: beginning of the directory's name.
+
+    Raises:
+        UnsuitableAdapter: as `fetch`.
+    """
     target = folder / f"{name}-{store.directory_sha256(prefix)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
