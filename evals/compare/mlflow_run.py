@@ -2,18 +2,14 @@
 
 import json
 import math
-import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evals.compare.comparison import Comparison
 from evals.compare.report import page
-from infra.http.authorization import mlflow_variables
 from infra.settings.schema import Registry
 from tasks.evaluation.scoring import ScoredModels
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
+from tasks.versions import tracking
 
 TABLE = "eval_results_table.json"
 DIGEST = 32
@@ -26,7 +22,7 @@ def log_run(settings: Registry, comparison: Comparison, scored: ScoredModels) ->
     """Log a comparison to the experiment `MODEL-comparisons` and return the run's id."""
     from mlflow.entities import Dataset, DatasetInput, Metric, Param
 
-    client = connect(settings)
+    client = tracking.connect(settings)
     name = f"{settings.model}-comparisons"
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
@@ -49,14 +45,6 @@ def log_run(settings: Registry, comparison: Comparison, scored: ScoredModels) ->
     client.log_table(run.run_id, table_of(scored), TABLE)
     client.set_terminated(run.run_id)
     return run.run_id
-
-
-def connect(settings: Registry) -> "MlflowClient":
-    """Return a client of MLflow's tracking server."""
-    from mlflow import MlflowClient
-
-    os.environ.update(mlflow_variables(settings))  # its only way to take credentials, beside its URL
-    return MlflowClient(tracking_uri=settings.uri)
 
 
 def metrics_of(comparison: Comparison) -> dict[str, float]:

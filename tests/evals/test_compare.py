@@ -27,6 +27,7 @@ from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import summarise
 from tasks.evaluation.scoring import Contestant, score_models
+from tasks.versions import tracking
 from tests.tasks.evaluation import fake_models
 from tests.tasks.evaluation.checkpoints import write_checkpoint
 from tests.tasks.evaluation.fake_models import FixedText
@@ -113,7 +114,7 @@ def test_the_command_compares_directories(
     output = capsys.readouterr().out
     assert "edit_similarity" in output and "model_1 as a candidate: undecided; 24 places" in output
     assert "<h1>" in (tmp_path / "report.html").read_text()
-    client = mlflow_run.connect(settings.registry)
+    client = tracking.connect(settings.registry)
     experiment = client.get_experiment_by_name("tabloop-comparisons")
     assert experiment
     (run,) = client.search_runs([experiment.experiment_id])
