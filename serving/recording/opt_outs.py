@@ -17,6 +17,7 @@ from typing import Any
 
 from infra.model.line_ends import normal_context
 from infra.records import Feedback
+from infra.stack import files
 
 log = logging.getLogger(__name__)
 MOST = 20_000
@@ -120,11 +121,7 @@ class OptOuts:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 log.warning("%s: a line is not an entry, and is left out", self._file)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._file.with_suffix(".partial")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-            stream.writelines(line + "\n" for line in lines)
-        os.replace(partial, self._file)
+        files.write(self._file, "".join(f"{line}\n" for line in lines))
         self._written = len(lines)
 
     def _write(self, entry: dict[str, Any]) -> None:

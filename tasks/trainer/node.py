@@ -48,9 +48,7 @@ def take_part(folder: Path, update: nodes.Update, settings: Train, name: str) ->
     except TrainingFailed as error:
         print(f"{work}: {error}", flush=True)
         if nodes.announcement(folder) == update:
-            partial = work / f"lost-{name}.partial"
-            partial.write_text(f"node {name}: {error}")
-            partial.rename(work / f"lost-{name}.txt")
+            files.write(work / f"lost-{name}.txt", f"node {name}: {error}")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.settings.training import Train
+from infra.stack import files
 
 ANNOUNCED_NAME = "update.json"
 SILENT_SECONDS = 120.0
@@ -48,9 +49,7 @@ def announced(folder: Path, job: Path) -> Iterator[Update]:
     for left in (*job.parent.glob("lost-*.txt"), *job.parent.glob("node-*.beat")):
         left.unlink(missing_ok=True)
     update, file = Update(job.resolve(), uuid.uuid4().hex), folder / ANNOUNCED_NAME
-    partial = file.with_name(f"{ANNOUNCED_NAME}.partial")
-    partial.write_text(json.dumps({"job": str(update.job), "id": update.id}))
-    partial.rename(file)
+    files.write(file, json.dumps({"job": str(update.job), "id": update.id}))
     try:
         yield update
     finally:
