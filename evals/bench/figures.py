@@ -96,11 +96,6 @@ def file_of(name: str, quick: bool, folder: Path = FOLDER) -> Path:
     return (folder / QUICK if quick else folder) / f"{name}.json"
 
 
-def read(name: str, quick: bool, folder: Path = FOLDER) -> list[Figure]:
-    """Return the figures that a run wrote."""
-    return [Figure(**row) for row in json.loads(file_of(name, quick, folder).read_text())]
-
-
 def write(name: str, figures: Sequence[Figure], progress: Progress | None, *, quick: bool = False, folder: Path = FOLDER) -> bool:
     """Write the figures, and say how many targets are missed. Return whether all are met."""
     file = file_of(name, quick, folder)

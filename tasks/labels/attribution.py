@@ -49,15 +49,6 @@ BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 LABEL = pl.Enum([*get_args(LabelOutcome), "nothing", "unjudged"])
 
 
-def join(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float) -> tuple[pl.DataFrame, int]:
-    """Return every completion with its label, by time, then id, and the number of impressions that match no completion.
-
-    The frame has the columns of infra.records.Completion and those that `label` adds.
-    """
-    served, matches, orphans = attribute(completions, feedback, join_seconds)
-    return label(served, matches), orphans
-
-
 def attribute(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: float) -> tuple[pl.DataFrame, pl.DataFrame, int]:
     """Return every completion once, the matches of the impressions, and the number of impressions without a completion."""
     served, impressions = unique(completions), merge(feedback)

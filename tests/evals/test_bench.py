@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from evals.bench.capacity import compared
-from evals.bench.figures import Bench, Figure, Size, bound, figure, read, reported, write
+from evals.bench.figures import Bench, Figure, Size, bound, figure, file_of, reported, write
 from evals.bench.rigs.apps import WITHOUT_ENGINES
 from evals.bench.serving import median_figures
 from evals.bench.streams import StreamResult, first_token_percentiles
@@ -37,6 +37,11 @@ class Shown:
     @property
     def lines(self) -> list[str]:
         return self._file.getvalue().splitlines()
+
+
+def read(name: str, quick: bool, folder: Path) -> list[Figure]:
+    """Return the figures that a run wrote."""
+    return [Figure(**row) for row in json.loads(file_of(name, quick, folder).read_text())]
 
 
 def test_a_target_is_an_upper_or_a_lower_bound(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tasks.experiments.counting.totals import total
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.decide import decide
-from tasks.labels.attribution import join
+from tasks.labels.attribution import attribute, label
 from tests.tasks.experiments.arms import arm_totals, user
 from tests.tasks.made import NOW, completion
 from tests.tasks.rows import frame
@@ -69,7 +69,8 @@ def test_a_failure_counts_before_its_label_could_have_come() -> None:
         for name, side, fields in (("a", "champion", {}), ("b", "challenger", {"finish_reason": "error"}))
         for i in range(60)
     ]
-    labelled = join(frame(rows, Completion), frame([], Feedback), 60)[0]
+    requests, matches, _ = attribute(frame(rows, Completion), frame([], Feedback), 60)
+    labelled = label(requests, matches)
     totals = total(labelled, TEST, PLAN, until=NOW - 99)
     assert totals.requests == {"champion": 0, "challenger": 0}
     found = breach(PLAN, totals)

@@ -16,7 +16,7 @@ from infra.storage.store import sha256
 from tasks.experiments.counting.metrics import SUMS
 from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
 from tasks.experiments.planning.plan import make_plan
-from tasks.labels.attribution import join
+from tasks.labels.attribution import attribute, label
 from tests.tasks.labels.test_explain import seal
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 from tests.tasks.rows import frame
@@ -31,7 +31,8 @@ def plan(**fields: Any) -> Plan:
 
 
 def labelled(completions, events) -> pl.DataFrame:
-    return join(frame(completions, Completion), frame(events, Feedback), 60)[0]
+    requests, matches, _ = attribute(frame(completions, Completion), frame(events, Feedback), 60)
+    return label(requests, matches)
 
 
 cells = st.lists(

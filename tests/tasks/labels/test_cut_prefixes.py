@@ -11,7 +11,7 @@ from infra.records import Completion, Feedback
 from infra.redaction.events import texts_of, with_texts
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import CUT_STEP, KEPT_CHARACTERS, Kept
-from tasks.labels.attribution import from_start_of, join
+from tasks.labels.attribution import attribute, from_start_of, label
 from tests.tasks.made import completion, feedback
 
 FILE = "".join(f"value_{number} = compute({number * 7919 % 1000})\n" for number in range(3_000))
@@ -25,7 +25,8 @@ def labels(rows: list[Completion], events: list[Feedback]) -> pl.DataFrame:
     requests, feedbacks = (
         pl.DataFrame([row.model_dump() for row in of_kind], infer_schema_length=None) for of_kind in (rows, events)
     )
-    joined, orphans = join(requests, feedbacks, 600.0)
+    served, matches, orphans = attribute(requests, feedbacks, 600.0)
+    joined = label(served, matches)
     return joined.select("id", "outcome", "extent", "shown_characters", "accepted_characters", orphans=pl.lit(orphans))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from infra.records import Completion, Feedback
-from tasks.labels.attribution import join, unique
+from tasks.labels.attribution import attribute, label, unique
 from tests.tasks.made import NOW, completion, feedback
 from tests.tasks.rows import frame
 
@@ -71,5 +71,6 @@ def test_the_rules_hold_for_users_whose_events_are_continues(reporter: str, foll
     served = [completion("1", text="alpha"), completion("2", text="alpha, beta", time=NOW + 1), completion("3", time=NOW + 100)]
     event = feedback(client=reporter, time=NOW + 101)
     of_others = feedback("g", client="continue", time=NOW + 101, user="v")
-    labelled, _ = join(frame(served, Completion), frame([event, of_others], Feedback), 600.0)
+    requests, matches, _ = attribute(frame(served, Completion), frame([event, of_others], Feedback), 600.0)
+    labelled = label(requests, matches)
     assert set(labelled.filter("unreported")["id"]) == ({"1"} if follows else set())
