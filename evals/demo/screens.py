@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -24,6 +23,7 @@ from evals.demo.record import Report
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.stack.addresses import login_links
+from infra.stack.parts import site_of
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
 
@@ -52,13 +52,13 @@ def screens(settings: Settings, found: Report, run: str, folder: Path) -> list[S
     terminal = folder / "terminal.html"
     terminal.write_text(terminal_page(found))
     links, model = login_links(settings), settings.registry.model
-    mlflow, prefect = (_origin(links[part]) for part in ("mlflow", "prefect"))
+    mlflow, prefect = (site_of(links[part]) for part in ("mlflow", "prefect"))
     version = found.champion_version
     text = "document.body.innerText.includes"
     return [
         Screen("terminal", terminal.as_uri(), "document.querySelector('svg') !== null"),
         Screen("report", (configuration.ROOT / DEMO / "report.html").as_uri(), f"{text}('demo report')"),
-        Screen("status", f"{_origin(links['serving'])}/", "document.querySelector('#test') !== null", links["serving"]),
+        Screen("status", f"{site_of(links['serving'])}/", "document.querySelector('#test') !== null", links["serving"]),
         Screen("mlflow", f"{mlflow}{model_path(model, version)}", f"{text}('Version {version}')", links["mlflow"]),
         Screen("prefect", f"{prefect}/runs/flow-run/{run}", f"{text}('Logs')", links["prefect"]),
     ]
@@ -81,7 +81,7 @@ def take(tab: Tab, screen: Screen, scheme: str, out: Path, width: int = WIDTH) -
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     if screen.login:
         tab.call("Page.navigate", url=screen.login)
-        tab.until(f"location.href.startsWith({_origin(screen.login)!r}) && !location.href.includes('login')")
+        tab.until(f"location.href.startsWith({site_of(screen.login)!r}) && !location.href.includes('login')")
     tab.call("Page.navigate", url=screen.url)
     tab.until(f"document.readyState === 'complete' && ({screen.shown})")
     # Applications in a page draw what they have fetched in the next frames.
@@ -122,8 +122,3 @@ def run(settings: Settings, scheme: Literal["light", "dark"], out: Path, width: 
         with browser.running(program, Path(folder) / "profile") as running, running.tab(running.open("about:blank")) as tab:
             for screen in shown:
                 yield take(tab, screen, scheme, out, width)
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"

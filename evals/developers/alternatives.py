@@ -144,13 +144,11 @@ class _Canonical(ast.NodeTransformer):
         value = ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value)
         return ast.Assign([ast.Name(name, ast.Store())], value)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
         node.names.sort(key=lambda alias: (alias.name, alias.asname or ""))
         return node
 
-    def visit_Import(self, node: ast.Import) -> ast.AST:
-        node.names.sort(key=lambda alias: (alias.name, alias.asname or ""))
-        return node
+    visit_ImportFrom = visit_Import
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         node.kind = None  # u"..." is "..."

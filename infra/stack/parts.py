@@ -81,7 +81,7 @@ def environment(settings: Settings, given: dict[str, str]) -> dict[str, str]:
     It holds no credentials: `clients` and Part.credentials do.
     """
     state, api = settings_.path(settings.stack.state), settings.orchestration.api
-    names = {"root": settings_.ROOT, "state": state, "api": api, "site": _site(api)}
+    names = {"root": settings_.ROOT, "state": state, "api": api, "site": site_of(api)}
     names |= {"mlflow": settings.registry.uri, "region": settings.store.region}
     variables = {
         **{k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))},
@@ -174,7 +174,7 @@ def _postgresql(settings: Settings, state: Path) -> Part:
 
 def _prefect(settings: Settings, state: Path) -> Part:
     api, auth = settings.orchestration.api, settings_.revealed(settings.orchestration.auth_string)
-    site = _site(api)
+    site = site_of(api)
     command = (sys.executable, "-m", "infra.stack.prefect_server", site)
     credentials = {CREDENTIAL: auth, "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_API_AUTH_STRING": auth}
     credentials["PREFECT_API_DATABASE_CONNECTION_URL"] = postgresql.url(state)
@@ -240,7 +240,8 @@ def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[
         connection.close()
 
 
-def _site(url: str) -> str:
+def site_of(url: str) -> str:
+    """Return the scheme, host and port of a URL as one."""
     address = urlsplit(url)
     return f"{address.scheme}://{address.netloc}"
 

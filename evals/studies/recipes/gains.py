@@ -40,16 +40,14 @@ class Outcome:
     """Divides it: requests, or another key of Sums.values."""
     scale: float = 1.0
     """Times the ratio gives the unit; 0: percent of that before, which is the base's but where two recipes are compared."""
-    more: bool = True
-    """More is better."""
 
 
 OUTCOMES = (
     Outcome("accepted", "accepted", "points", scale=100.0),
     Outcome("kept", "kept characters", "% of the base's", scale=0.0),
     Outcome("saved", "time saved", "s per hour of writing", per="written", scale=HOUR / KEY_SECONDS),
-    Outcome("edit", "edit", "characters per request", more=False),
-    Outcome("reading", "reading", "s per request", more=False),
+    Outcome("edit", "edit", "characters per request"),
+    Outcome("reading", "reading", "s per request"),
     Outcome("shown", "shown", "points", scale=100.0),
 )
 JUDGED = ("accepted", "kept", "saved")
