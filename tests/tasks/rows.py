@@ -11,9 +11,9 @@ from infra.registry.lineage import Lineage
 from infra.settings.schema import Collect, Hindsight
 from infra.storage.events.tables import schema
 from infra.storage.store import ObjectStore, from_parquet
-from tasks.labels import attribution as joining
 from tasks.labels import samples, users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
+from tasks.labels.attribution import attribute, cut, label
 from tasks.labels.collect import Collected
 from tasks.labels.partitions import OFF, WindowPlan, plan_window
 from tasks.labels.pipeline import join_partition, merge_partitions
@@ -52,19 +52,20 @@ def frame(rows: Iterable[Record], record: type[Record]) -> pl.DataFrame:
 
 def join(completions: Sequence[Completion], events: Sequence[Feedback], join_seconds: float) -> Join:
     """Attribute feedback to completions in one partition."""
-    labelled, orphans = joining.join(frame(completions, Completion), frame(events, Feedback), join_seconds)
+    served, matches, orphans = attribute(frame(completions, Completion), frame(events, Feedback), join_seconds)
+    labelled = label(served, matches)
     return Join(tuple(map(_joined, labelled.iter_rows(named=True))), len(completions) - labelled.height, orphans)
 
 
 def _joined(row: dict[str, Any]) -> Joined:
-    label = [row[name] for name in Label.__dataclass_fields__]
+    of_label = [row[name] for name in Label.__dataclass_fields__]
     completion = Completion.model_validate({name: row[name] for name in Completion.model_fields})
-    return Joined(completion, Label(*label) if row["outcome"] else None, row["cache_hit"])
+    return Joined(completion, Label(*of_label) if row["outcome"] else None, row["cache_hit"])
 
 
 def count_kept_tokens(completion: Completion, extent: int) -> int:
     """Return the number of tokens that the cut keeps."""
-    return joining.cut(frame([completion], Completion).with_columns(extent=pl.lit(extent)))["tokens"][0]
+    return cut(frame([completion], Completion).with_columns(extent=pl.lit(extent)))["tokens"][0]
 
 
 def plan_store(store: MemoryStore, join_seconds: float = 60.0, hindsight: Hindsight = OFF) -> WindowPlan:
