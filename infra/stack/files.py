@@ -1,4 +1,4 @@
-"""Files of the local stack that only their owner can read."""
+"""Files that only their owner can read."""
 
 import os
 from collections.abc import Iterator
