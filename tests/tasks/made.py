@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -158,6 +159,10 @@ class MemoryStore(ObjectStore):
 
     def get(self, key: str) -> bytes:
         return self.objects[key]
+
+    def get_file(self, key: str, file: Path) -> str:
+        file.write_bytes(body := self.get(key))
+        return sha256([body])
 
     def exists(self, key: str) -> bool:
         return key in self.objects

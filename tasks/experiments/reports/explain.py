@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from infra.pages import figures
@@ -93,7 +94,9 @@ def _data(store: ObjectStore, manifest: Manifest) -> list[str]:
 
 
 def _reward(store: ObjectStore, manifest: Manifest) -> list[str]:
-    chosen = cycles.sealed_settings(store, manifest).get("reward", {})
+    chosen: dict[str, Any] = {}
+    with suppress(KeyError):
+        chosen = cycles.sealed_settings(store, manifest)["reward"]
     samples, reward = sum(r.samples for r in manifest.returns), sum(r.reward for r in manifest.returns)
     mean = [f"mean reward {reward / samples:+.4f} over {samples} samples"] if samples else []
     return [", ".join(f"{name} {value}" for name, value in chosen.items()), *mean, *manifest.notes]
