@@ -1,10 +1,13 @@
 """The base class of every group of settings, and a type of secrets."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+from infra.settings.release import ROOT
 
 
 def _bare(value: SecretStr) -> SecretStr:
@@ -29,6 +32,16 @@ def http_address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(http_address)]
 """The URL of a server."""
+
+
+def _directory(value: Path) -> Path:
+    if (ROOT / value).resolve() == ROOT:
+        raise ValueError(f"expected a directory of its own; this is {ROOT}, where relative paths start")
+    return value
+
+
+Directory = Annotated[Path, AfterValidator(_directory)]
+"""A directory that tabloop makes, fills, and closes to others; relative paths start at the repository."""
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from infra.settings.section import Address, RequestSecret, Section
+from infra.settings.section import Address, Directory, RequestSecret, Section
 
 
 class Store(Section):
@@ -84,5 +84,5 @@ class Orchestration(Section):
 
 
 class Stack(Section):
-    state: Path = Path("var/stack")
+    state: Directory = Path("var/stack")
     """State directory of the local stack: logs, databases, secrets, supervisord."""

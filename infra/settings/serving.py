@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator, model_va
 
 from infra.records import ShowLevel
 from infra.settings.engines import EngineSetting, External, own_engines
-from infra.settings.section import Port, RequestSecret, Section
+from infra.settings.section import Directory, Port, RequestSecret, Section
 
 
 class Sampling(Section):
@@ -267,13 +267,13 @@ class Serving(Section):
     """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
     personal_data: PersonalData = PersonalData()
     """Personal data that is removed from code before it is recorded; secrets always are."""
-    spool: Path = Path("var/spool")
+    spool: Directory = Path("var/spool")
     """Directory of events that are not shipped yet."""
     ship_seconds: float = Field(5.0, gt=0)
     """Seconds until an open spool segment is closed and shipped to the object store."""
     follow_seconds: float = Field(2.0, gt=0)
     """Seconds between two reads of the registry's aliases."""
-    state: Path = Path("var/serving")
+    state: Directory = Path("var/serving")
     """Directory of downloaded versions and the last known assignment of versions to slots."""
     log_format: Literal["text", "json"] = "text"
     """Lines of the app's log: text for people, or a JSON object a line with the ids of the request and of its trace."""

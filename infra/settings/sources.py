@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.settings import release
+from infra.settings.release import ROOT
 from infra.settings.schema import Settings, Stack
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = Path(__file__).parent
 TEAM, DEMO, DEMO_ADAPTERS, WORKSTATION, PRODUCTION = (
     SHIPPED / f"{name}.toml" for name in ("team", "demo", "demo-adapters", "workstation", "production")

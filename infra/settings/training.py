@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from infra.settings.section import Section
+from infra.settings.section import Directory, Section
 
 
 class Recipe(Section):
@@ -148,7 +148,7 @@ class Train(Recipe):
     """Reference policy of the KL term: the weights that the update starts from, or the champion's."""
     environment: dict[str, str] = Field(default={})
     """Environment variables of the trainer's processes."""
-    folder: Path = Path("var/cycles")
+    folder: Directory = Path("var/cycles")
     """Directory of the working files of cycles: samples, logs, and checkpoints until they are registered."""
 
     @model_validator(mode="after")

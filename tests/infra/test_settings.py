@@ -112,6 +112,8 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
         ("[store]\nendpoint = '127.0.0.1:9000'", {}, ["store.endpoint", "'127.0.0.1:9000'", "expected http://HOST:PORT"]),
         ("[registry]\nuri = 'http://mlflow:99999'", {}, ["registry.uri", "99999", "a port from 1 to 65535"]),
         ("[orchestration]\napi = 'http://[::1'", {}, ["orchestration.api", "expected http://HOST:PORT"]),
+        ("", {"TABLOOP_STACK__STATE": ""}, ["stack.state = ''", "expected a directory of its own"]),
+        ("[serving]\nspool = 'var/..'", {}, ["serving.spool = 'var/..'", "where relative paths start"]),
         ("[evaluate]\nengine_url = 'gpu-7'", {}, ["evaluate.engine_url", "'gpu-7'", "expected http://HOST:PORT"]),
         ("[serving]\nengines = ['http://a:0', 'http://b:1']", {}, ["serving.engines.0", "'http://a:0'", "1 to 65535"]),
         ("[serving]\nengines = ['http://u:p@a:1', 'http://b:1']", {}, ["serving.engines.0", "without credentials"]),
