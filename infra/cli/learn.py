@@ -29,6 +29,7 @@ def learn(
 ) -> int:
     """Train a candidate on a team's own code, and test it as any other; 1 if the offline gate does not let it pass."""
     from infra import settings as settings_
+    from infra.stack.flow_runs import said
     from infra.storage.scope import scope_of
     from infra.storage.store import ObjectStore
     from tasks.own_code.report import newest
@@ -40,10 +41,10 @@ def learn(
     trained = state["name"] in (LEARNED, "NotLearned")
     found = newest(scope_of(settings, project).view(ObjectStore.connect(settings.store))) if trained else None
     if as_json:
-        values = {"state": state["name"], "message": state.get("message") or "", "cycle": found.values() if found else None}
+        values = {"state": state["name"], "message": said(state), "cycle": found.values() if found else None}
         print_json(values)
     else:
-        ended = f"{state['name']}: {state.get('message') or 'see its run in Prefect'}"
+        ended = f"{state['name']}: {said(state) or 'see its run in Prefect'}"
         print("\n".join([*(found.lines() if found else ()), ended]))
         if state["name"] == LEARNED and found and found.outcome:
             promote = " ".join(["tabloop promote", found.outcome.version or "", *(["--project", project] if project else [])])

@@ -20,6 +20,8 @@ BUSY_SECONDS, BUSY_POLL_SECONDS = 90.0, 2.0
 """How long a run waits for another one of its deployment, and the pause between two tries."""
 REFUSED = "Deployment concurrency limit reached."
 """Prefect's message of a cancelled run that it did not start, since another one runs; a person's cancellation has another."""
+RAISED = "Flow run encountered an exception: "
+"""Beginning of Prefect's message of a run that failed, before the error."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -67,7 +69,7 @@ def run(settings: Settings, flow: str, parameters: dict[str, Any], watch: Callab
             started, state = run_alone(prefect, flow, parameters, time.monotonic, watch)
         except httpx.HTTPError as error:
             raise prefect_api.explained(settings, error) from error
-    return Ended(started, state["type"], state["name"], state.get("message") or "", link(settings, started))
+    return Ended(started, state["type"], state["name"], said(state), link(settings, started))
 
 
 def start(prefect: httpx.Client, flow: str, parameters: dict[str, Any]) -> str:
@@ -124,6 +126,11 @@ def run_alone(
                 f"another run of {flow} goes on; try again when it has ended (`tabloop exec prefect flow-run ls --limit 3`)"
             )
         time.sleep(BUSY_POLL_SECONDS)
+
+
+def said(state: dict[str, Any]) -> str:
+    """Return the message of a state: the error alone, where the run raised one."""
+    return (state.get("message") or "").removeprefix(RAISED)
 
 
 def link(settings: Settings, run: str) -> str:

@@ -38,7 +38,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("end", "code", "words"),
     [
         ({"type": "COMPLETED", "name": "Promoted", "message": "version 3, was 2"}, 0, "Promoted: version 3, was 2"),
-        ({"type": "FAILED", "name": "Failed", "message": "IllegalMove: version 3"}, 1, "Failed: IllegalMove: version 3"),
+        (
+            {"type": "FAILED", "name": "Failed", "message": f"{command.RAISED}IllegalMove: version 3"},
+            1,
+            "Failed: IllegalMove: version 3",
+        ),
         ({"type": "PAUSED", "name": "Suspended"}, 0, "waits for an approval: http://page"),
         ({"type": "CRASHED", "name": "Crashed"}, 1, "Crashed: http://page"),
         ({"type": "COMPLETED", "name": "Declined", "message": "ada"}, 1, "Declined: ada"),
@@ -50,7 +54,7 @@ def test_a_run_is_started_and_its_end_is_reported(end: dict, code: int, words: s
     client = prefect([{"type": "SCHEDULED", "name": "Scheduled"}, {"type": "RUNNING", "name": "Running"}, end], asked)
     run = command.start(client, "promote", {"version": "3", "dry_run": False})
     state = command.wait(client, run, itertools.count().__next__)
-    ended = command.Ended(run, state["type"], state["name"], state.get("message", ""), "http://page")
+    ended = command.Ended(run, state["type"], state["name"], command.said(state), "http://page")
     assert loop.report(ended, as_json=False) == code
     assert capsys.readouterr().out.strip() == words
     assert loop.report(ended, as_json=True) == code
