@@ -91,8 +91,8 @@ def train(job: Path, training: Train, say: Callable[[str], None] = lambda line: 
 
 
 def costs(folder: Path) -> dict[str, tuple[float, str]]:
-    """Return the seconds of an update, the memory of the largest process that this one has started, and how far off-policy the
-    served and the drawn actions were, means over the steps, with their units."""
+    """Return the seconds of an update, the memory of the largest process that this one has started, how far off-policy the served
+    and the drawn actions were, means over the steps that they taught in, and how many these were, with their units."""
     metrics = Metrics.model_validate_json((folder / METRICS_NAME).read_text())
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     found = {
@@ -103,4 +103,5 @@ def costs(folder: Path) -> dict[str, tuple[float, str]]:
         values = [value for step in metrics.steps if (value := getattr(step, name)) is not None]
         if values:
             found[title] = (sum(values) / len(values), unit)
+            found[f"steps with {name.partition('_')[0]} actions"] = (float(len(values)), f"of {len(metrics.steps)}")
     return found
