@@ -164,7 +164,7 @@ def test_a_file_of_any_size_is_read(any_store: ObjectStore, tmp_path: Path, monk
     assert (tmp_path / "got").read_bytes() == body
 
 
-@pytest.mark.parametrize("name", ["../stray", "/tmp/stray", "sub/../../stray"])
+@pytest.mark.parametrize("name", ["../stray", "/stray", "sub/../../stray"])
 def test_a_file_outside_the_directory_is_refused(any_store: ObjectStore, tmp_path: Path, name: str) -> None:
     any_store.put_json("t/stray/model/checksums.json", {name: any_store.put("t/stray/stray", b"x")})
     with pytest.raises(Corrupt, match=rf"t/stray/model/{CHECKSUMS}: the file '{name}' lies outside"):
