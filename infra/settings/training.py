@@ -60,10 +60,10 @@ class Recipe(Section):
     kl_weight: float = Field(0.0, ge=0)
     """Weight of the estimated KL divergence from the reference policy, per sampled token; 0: no KL term."""
     max_kl: float = Field(0.0, ge=0)
-    """Bound of the drift: KL divergence of the latest served and drawn tokens, in nats per token, from which on they teach no
-    more. The step that exceeds it and all later ones train on written text alone; without any, the update ends. Measured from
-    the proximal policy, or from the behaviour policy where each step takes its own. Written text moves the policy, too: a bound
-    below what it does alone ends the part of the rewards early. 0: no bound."""
+    """Bound of the drift: KL divergence of the latest served and drawn tokens, in nats per token at temperature 1, from which on
+    they teach no more. The step that exceeds it and all later ones train on written text alone; without any, the update ends.
+    Measured from the proximal policy, or from the behaviour policy where each step takes its own. Written text moves the policy,
+    too: a bound below what it does alone ends the part of the rewards early. 0: no bound."""
     actions: tuple[Literal["written", "served", "drawn"], ...] = Field(("written", "served", "drawn"), min_length=1)
     """Actions of a place that teach. written: the settled text. served: what was shown there. drawn: what the cycle draws from
     the parent (`train.groups`), and silence."""

@@ -80,7 +80,10 @@ class StepMetrics(BaseModel):
     """Mean language-model loss on prompt tokens, in nats; none where it has no weight."""
     kl: float | None = None
     """Estimate of the KL divergence of policy and anchor per token, (ln r)^2 / 2 of the ratio r (Schulman 2020, "Approximating KL
-    divergence", k2); `max_kl` bounds its mean over the latest tokens."""
+    divergence", k2)."""
+    drift: float | None = None
+    """The same of ln r times the action's temperature, the size of the change at temperature 1; `max_kl` bounds its mean over the
+    latest tokens."""
     reference_kl: float | None = None
     """Estimate of KL(policy || reference) per token; none where it has no weight."""
     entropy: float | None = None

@@ -242,12 +242,15 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
     with torch.no_grad():
         from_behaviour, from_anchor = policy - behaviour, policy - anchor
         ratio = from_behaviour.clamp(max=MAX_LOG_RATIO).exp()
-        drift = k2_divergence(from_anchor.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        kl = k2_divergence(from_anchor.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        # At a temperature T the same change of the weights moves a log-probability by 1 / T times as much.
+        drift = batch.temperature.to(policy).square() * kl
         drawn = batch.drawn.to(policy)
         sums = Sums(
             loss=loss,
             clipped=surrogate.clipped.sum(),
-            kl=drift.sum(),
+            kl=kl.sum(),
+            drift=drift.sum(),
             bounded=(weights >= options.importance_bound).float().sum(),
             settled=settled.total,
             settled_inside=settled.inside,
@@ -262,7 +265,7 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
             gap=from_behaviour.abs().sum(),
             drawn_tokens=drawn.sum(),
             drawn_clipped=(surrogate.clipped * drawn).sum(),
-            drawn_kl=(drift * drawn).sum(),
+            drawn_kl=(kl * drawn).sum(),
             drawn_weight=(ratio * drawn).sum(),
             drawn_weight_squared=(ratio.square() * drawn).sum(),
         )

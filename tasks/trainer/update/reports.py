@@ -26,6 +26,8 @@ class Sums(NamedTuple, Generic[Value]):
     """Tokens where the clip is active."""
     kl: Value
     """k2 estimate of the KL divergence of policy and anchor."""
+    drift: Value
+    """`kl` of the log-ratios times their action's temperature."""
     bounded: Value
     """Tokens whose importance weight met its bound."""
     settled: Value
@@ -63,7 +65,7 @@ class Report(NamedTuple):
     """The report of one micro-batch."""
 
     sums: torch.Tensor
-    """[20] float32, in the order of Sums."""
+    """[21] float32, in the order of Sums."""
     log_ratio: torch.Tensor
     """[K] float32: ln policy - ln anchor."""
 
@@ -138,6 +140,7 @@ def _of_sampled(totals: Totals, samples: Sequence[Sample]) -> dict[str, Any]:
         "ratio_p99": p99,
         "ratio_max": totals.log_ratio.max().exp().item(),
         "entropy": sums.entropy / sums.tokens,
+        "drift": sums.drift / sums.tokens,
         "behaviour_gap": sums.gap / sums.tokens,
     }
 

@@ -80,7 +80,7 @@ def empty_refusal(samples: Sequence[Sample], places: int, ranks: int) -> str | N
 
 
 class Drift:
-    """How far the policy has drifted, as the mean over the latest steps with at least DRIFT_TOKENS sampled tokens.
+    """How far the policy has drifted: the mean of `Sums.drift` over the latest steps with at least DRIFT_TOKENS sampled tokens.
 
     A step of a small update has some tens of sampled tokens, of which a few would decide.
     """
@@ -96,14 +96,14 @@ class Drift:
 
         A step whose divergence is no number is refused elsewhere, and counts in no mean.
         """
-        if not totals.sums.tokens or not math.isfinite(totals.sums.kl):
+        if not totals.sums.tokens or not math.isfinite(totals.sums.drift):
             return None
-        self._steps.append((totals.sums.kl, totals.sums.tokens))
+        self._steps.append((totals.sums.drift, totals.sums.tokens))
         while sum(tokens for _, tokens in self._steps) - self._steps[0][1] >= DRIFT_TOKENS:
             self._steps.popleft()
-        kl, tokens = (sum(part) for part in zip(*self._steps, strict=True))
-        mean = kl / tokens
-        return f"KL {mean:.4g} a token is above max_kl = {self._bound}" if self._bound and mean > self._bound else None
+        drift, tokens = (sum(part) for part in zip(*self._steps, strict=True))
+        mean = drift / tokens
+        return f"a drift of {mean:.4g} a token is above max_kl = {self._bound}" if self._bound and mean > self._bound else None
 
 
 def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:

@@ -187,6 +187,10 @@ class Expected(NamedTuple):
     """Share of the tokens whose importance weight meets its bound."""
     reference_kl: float
     """Mean over the tokens, without its weight."""
+    kl: float
+    """Mean over the tokens of half the squared log-ratio to the proximal policy."""
+    drift: float
+    """The same of the log-ratio times the sample's temperature."""
 
 
 def reference_loss(
@@ -198,7 +202,7 @@ def reference_loss(
     for all samples if the job recomputes all. Otherwise it is the policy that the server recorded. `prompted` has, for each
     sample, the prompt positions that predict a token of the language-model loss.
     """
-    terms, clipped, bounded, divergences = [], 0, 0, 0.0
+    terms, clipped, bounded, divergences, kl, drift = [], 0, 0, 0.0, 0.0, 0.0
     reference = synthetic_reference(rows)
     for number, sample in enumerate(rows):
         policy = logprobs(model, sample, scale)
@@ -208,6 +212,8 @@ def reference_loss(
             weight = min(torch.tensor(near - recorded).exp().item(), job.importance_bound)
             bounded += weight == job.importance_bound
             ratio = (now - near).exp()
+            kl += (now.item() - near) ** 2 / 2
+            drift += (sample.temperature * (now.item() - near)) ** 2 / 2
             bounded_ratio = min(max(ratio.item(), 1 - job.clip_low), 1 + job.clip_high)
             inside = bounded_ratio == ratio.item() or bounded_ratio * sample.advantage >= ratio.item() * sample.advantage
             term = (ratio if inside else torch.tensor(bounded_ratio)) * sample.advantage
@@ -228,7 +234,8 @@ def reference_loss(
     tokens, total = len(terms), len(terms) + written
     settled = job.settled_weight * settled / total
     loss = (torch.stack(terms).sum() + job.context_weight * language) / total + settled
-    return Expected(loss, settled, inside / max(written, 1), clipped / tokens, bounded / tokens, divergences / tokens)
+    means = (part / tokens for part in (clipped, bounded, divergences, kl, drift))
+    return Expected(loss, settled, inside / max(written, 1), *means)
 
 
 def _settled_loss(model: PreTrainedModel, rows: list[Sample], job: Job, scale: torch.Tensor) -> tuple[torch.Tensor, int, int]:

@@ -261,6 +261,8 @@ def check_step_metrics(directory: Path, model: PreTrainedModel, parallel: Parall
     wanted = {
         "clip_fraction": expected.clipped,
         "reference_kl": expected.reference_kl,
+        "kl": expected.kl,
+        "drift": expected.drift,
         "reward": sum(s.reward for s in rows) / len(rows),
         "efficiency": flops.of_step(trained.hf_config, sizes, 0) / result.steps[0].seconds / 1e9,
     }

@@ -172,6 +172,7 @@ def test_the_metrics_of_a_step_equal_those_of_the_plain_objective(answers, layou
     assert values == pytest.approx(wanted, rel=1e-4)
     assert set(off.values()) == {None}, "what is switched off has no figure"
     assert values["clip_fraction"] > 0.05 and values["reference_kl"] > 0.05 and values["efficiency"] > 0
+    assert values["drift"] != pytest.approx(values["kl"], rel=0.01), "temperatures other than 1 make them differ"
 
 
 @LAYOUTS

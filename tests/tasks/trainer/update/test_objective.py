@@ -14,6 +14,7 @@ from tasks.rewards.actions import LEAST_VARIANCE, Action, decide
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.batches import FixedPolicies, micro_batches
 from tasks.trainer.update.losses import Clip, Outputs, clipped_surrogate, importance_weights, objective, settled_loss
+from tasks.trainer.update.reports import Sums
 from tests.tasks.made import sample
 
 REWARD = Reward(accepted=0.75, rejected=-0.25)
@@ -129,7 +130,7 @@ def test_gradients_from_the_rewards_on_equal_those_of_the_definition(places: lis
     assert policy.grad is not None and slow.grad is not None
     torch.testing.assert_close(policy.grad.double(), slow.grad, rtol=1e-4, atol=1e-6)
     drawn = [member for own in made.members for member in own if member.action.kind != "served"]
-    assert report.sums[15] == sum(len(member.ids) for member in drawn)
+    assert Sums(*report.sums).drawn_tokens == sum(len(member.ids) for member in drawn)
 
 
 def test_without_served_and_drawn_actions_it_is_the_settled_loss_bit_for_bit() -> None:

@@ -26,14 +26,14 @@ def test_a_refusal_states_the_reason_and_does_not_change_the_weights(answers, la
 def test_an_update_ends_early_at_max_kl(answers, layout):
     values = answers[layout]["refusals"]
     assert values["before_the_kl"] == 1
-    assert len(values["stopped"]) == 1 and values["stopped"][0].startswith("step 2 and on: KL ")
+    assert len(values["stopped"]) == 1 and values["stopped"][0].startswith("step 2 and on: a drift of ")
 
 
 @LAYOUTS
 def test_the_written_text_goes_on_where_the_draws_have_drifted(answers, layout):
     values = answers[layout]["refusals"]
     (note,) = values["drifted"]
-    assert note.startswith("step 2 and on: KL ") and note.endswith("the written text alone is trained on")
+    assert note.startswith("step 2 and on: a drift of ") and note.endswith("the written text alone is trained on")
     assert values["all"] > 4 and 0 < values["acted"] == values["of_steps"], "the others taught by their written text alone"
     assert len(values["after_the_drift"]) == 5 and all(kl is None and tokens for kl, tokens in values["after_the_drift"])
 
@@ -42,7 +42,7 @@ def test_the_written_text_goes_on_where_the_draws_have_drifted(answers, layout):
 def test_bounds_apply_to_older_samples_with_a_proximal_policy_of_each_step(answers, layout):
     values = answers[layout]["refusals"]
     assert values["older_ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")
-    assert values["older_kl"].startswith("no step was taken; step 1 and on: KL ")
+    assert values["older_kl"].startswith("no step was taken; step 1 and on: a drift of ")
 
 
 def test_samples_after_an_early_end_are_counted_as_skipped(answers, work):

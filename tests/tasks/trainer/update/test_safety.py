@@ -49,27 +49,27 @@ def test_a_step_of_samples_without_an_advantage_is_refused():
 
 
 def test_drift_is_bounded_per_token() -> None:
-    step = totals([0.0], kl=3.0, tokens=10.0)
+    step = totals([0.0], drift=3.0, tokens=10.0)
     assert Drift(0.31).exceeded(step) is None
-    assert Drift(0.29).exceeded(step) == "KL 0.3 a token is above max_kl = 0.29"
+    assert Drift(0.29).exceeded(step) == "a drift of 0.3 a token is above max_kl = 0.29"
     assert Drift(0.0).exceeded(step) is None
 
 
 def test_drift_is_that_of_the_latest_thousand_tokens() -> None:
-    calm, few_odd_tokens = totals([0.0], kl=1.0, tokens=100.0), totals([0.0], kl=60.0, tokens=5.0)
+    calm, few_odd_tokens = totals([0.0], drift=1.0, tokens=100.0), totals([0.0], drift=60.0, tokens=5.0)
     small = Drift(0.5)
     assert [small.exceeded(step) for step in (*[calm] * 11, few_odd_tokens)] == [None] * 12, "a few tokens do not decide"
-    assert small.exceeded(totals([0.0], kl=900.0, tokens=100.0)), "but a step that drifted far does"
+    assert small.exceeded(totals([0.0], drift=900.0, tokens=100.0)), "but a step that drifted far does"
     late = Drift(0.5)
     assert [late.exceeded(calm) for _ in range(50)] == [None] * 50
-    drifted = [late.exceeded(totals([0.0], kl=60.0, tokens=100.0)) for _ in range(11)]
+    drifted = [late.exceeded(totals([0.0], drift=60.0, tokens=100.0)) for _ in range(11)]
     assert drifted[:9] == [None] * 9 and drifted[10], "what came before the latest tokens counts no more"
 
 
 def test_a_refused_step_without_a_number_does_not_switch_the_bound_of_the_drift_off() -> None:
     drift = Drift(0.5)
-    assert drift.exceeded(totals([math.nan], kl=math.nan, tokens=10.0)) is None
-    assert drift.exceeded(totals([0.0], kl=60.0, tokens=10.0)), "the next step has drifted"
+    assert drift.exceeded(totals([math.nan], drift=math.nan, tokens=10.0)) is None
+    assert drift.exceeded(totals([0.0], drift=60.0, tokens=10.0)), "the next step has drifted"
 
 
 def totals(log_ratio: list[float], **changes: float) -> Totals:
