@@ -36,7 +36,8 @@ class UpdateSettings(Recipe):
     entropy_weight: float = Field(0.0, ge=0)
     """Weight of the entropy at each sampled token, which the update then raises; 0: no entropy term."""
     max_ratio: float = Field(1000.0, gt=1)
-    """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio is refused."""
+    """Largest ratio of a token's probability to that under the same policies; a step with a larger ratio trains on its written
+    text alone, and is refused without any."""
     max_logprob_gap: float = Field(0.1, gt=0)
     """Largest mean difference, in nats times the temperature, between the trainer's and the server's log-probabilities of the
     same tokens under the same weights; a larger one refuses the update. Measured before the first step on up to 64 samples of

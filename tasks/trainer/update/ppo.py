@@ -136,48 +136,54 @@ def update(
     context = job.context_tokens if job.context_weight else 0
     steps = list(minibatches(len(places), job.minibatch, job.epochs, job.seed))
 
-    def taught_at(numbers: Sequence[int]) -> list[list[int]]:
-        return [some for n in numbers if (some := [i for i in places[n] if _teaches(samples[i], settled)])]
+    def taught_at(rows: Sequence[Sample], numbers: Sequence[int]) -> list[list[int]]:
+        return [some for n in numbers if (some := [i for i in places[n] if _teaches(rows[i], settled)])]
 
-    def refusal(step: Sequence[Sequence[int]]) -> str | None:
-        return safety.empty_refusal([samples[i] for place in step for i in place], len(step), ranks)
+    def refusal(rows: Sequence[Sample], step: Sequence[Sequence[int]]) -> str | None:
+        return safety.empty_refusal([rows[i] for place in step for i in place], len(step), ranks)
 
-    def accumulated(step: Sequence[Sequence[int]]) -> reports.Totals:
+    def accumulated(rows: Sequence[Sample], step: Sequence[Sequence[int]]) -> reports.Totals:
         own = [i for place in step[rank::ranks] for i in place]
         most = job.micro_batch_tokens, policies, context, settled, job.micro_batch_positions
-        batches = micro_batches(samples, own, *most)
+        batches = micro_batches(rows, own, *most)
         return total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
 
     for number, numbers in enumerate(steps, 1):
-        step = taught_at(numbers)
+        rows, step = samples, taught_at(samples, numbers)
         start, cpu_start = time.perf_counter(), time.process_time()
-        if reason := refusal(step):
+        if reason := refusal(rows, step):
             result.note(f"step {number} refused: {reason}")
             continue
-        totals = accumulated(step)
-        if exceeded := drift.exceeded(totals):
+        totals = accumulated(rows, step)
+        if (far := drift.exceeded(totals)) or (odd := safety.odd_token(totals, job.max_ratio)):
             scale.drop_gradient()
-            samples = [without(sample, sampled=True, settled=False) for sample in samples]
-            goes_on = any(_teaches(sample, settled) for sample in samples)
-            rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
-            result.note(f"step {number} and on: {exceeded}, {rest}")
-            if not goes_on:
-                break
-            if reason := refusal(step := taught_at(numbers)):
-                result.note(f"step {number} refused: {reason}")
+            rows = [without(sample, sampled=True, settled=False) for sample in samples]
+            if far:
+                samples = rows
+                goes_on = any(_teaches(sample, settled) for sample in samples)
+                rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
+                result.note(f"step {number} and on: {far}, {rest}")
+                if not goes_on:
+                    break
+            if reason := refusal(rows, step := taught_at(rows, numbers)):
+                result.note(f"step {number} refused: {reason if far else odd}")
                 continue
-            totals = accumulated(step)
-        if reason := safety.step_refusal(totals, model.gradient_is_finite(), job.max_ratio):
+            if not far:
+                result.note(f"step {number}: {odd}, its written text alone is trained on")
+            totals = accumulated(rows, step)
+        if reason := safety.step_refusal(totals, model.gradient_is_finite()):
             scale.drop_gradient()
             result.note(f"step {number} refused: {reason}")
             continue
-        rate, trained = learning_rate(job, number, len(steps)), {i: samples[i] for place in step for i in place}
+        rate, trained = learning_rate(job, number, len(steps)), {i: rows[i] for place in step for i in place}
         norm = model.apply(rate)
         scale.step(totals.sums.tokens + totals.sums.settled_tokens)
-        rows, seconds, cpu_seconds = list(trained.values()), time.perf_counter() - start, time.process_time() - cpu_start
+        taught, seconds, cpu_seconds = list(trained.values()), time.perf_counter() - start, time.process_time() - cpu_start
         readings = {"gradient_norm": norm, "logit_scale": scale.factor if job.logit_scale_rate else None, "learning_rate": rate}
-        readings |= _speed(model, rows, job, seconds, cpu_seconds, peak)
-        result.take(reports.metrics(totals, rows, job, readings), totals.sums.bounded, trained, f"step {number} of {len(steps)}")
+        readings |= _speed(model, taught, job, seconds, cpu_seconds, peak)
+        result.take(
+            reports.metrics(totals, taught, job, readings), totals.sums.bounded, trained, f"step {number} of {len(steps)}"
+        )
     if not result.steps:
         raise safety.HarmfulUpdate(f"no step was taken; {'; '.join(result.notes[:3])}")
     return result

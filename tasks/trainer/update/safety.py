@@ -106,7 +106,19 @@ class Drift:
         return f"a drift of {mean:.4g} a token is above max_kl = {self._bound}" if self._bound and mean > self._bound else None
 
 
-def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str | None:
+def odd_token(totals: Totals, max_ratio: float) -> str | None:
+    """Return how much likelier a sampled token has become than it was, if that is more than max_ratio times.
+
+    What was drawn by a small chance and then written by a developer may be: its ratio would outweigh the other tokens' of the
+    step. A step whose loss is no number is refused elsewhere.
+    """
+    largest = totals.log_ratio.max().item() if totals.log_ratio.numel() else 0.0
+    if largest <= math.log(max_ratio) or not math.isfinite(totals.sums.loss):
+        return None
+    return f"a token is {math.exp(min(largest, 700.0)):.4g} times as likely as it was, expected at most max_ratio = {max_ratio}"
+
+
+def step_refusal(totals: Totals, finite_gradient: bool) -> str | None:
     """Return why a step is refused once its gradient is known, or None."""
     sums = totals.sums
     if not sums.tokens + sums.settled_tokens:
@@ -118,8 +130,4 @@ def step_refusal(totals: Totals, finite_gradient: bool, max_ratio: float) -> str
         )
     if not finite_gradient:
         return "the gradient is not finite; lower learning_rate"
-    largest = totals.log_ratio.max().item() if totals.log_ratio.numel() else 0.0
-    if not largest <= math.log(max_ratio):
-        ratio = math.exp(min(largest, 700.0))
-        return f"a token is {ratio:.4g} times as likely as it was, expected at most max_ratio = {max_ratio}"
     return None

@@ -39,6 +39,16 @@ def test_the_written_text_goes_on_where_the_draws_have_drifted(answers, layout):
 
 
 @LAYOUTS
+def test_a_step_with_a_token_that_became_much_likelier_trains_on_its_written_text_alone(answers, layout):
+    values = answers[layout]["refusals"]
+    assert len(values["odd_tokens"]) == len(values["without_odd_tokens"]) == 6
+    assert all(
+        "times as likely" in note and note.endswith(", its written text alone is trained on") for note in values["odd_tokens"]
+    )
+    assert all(settled and not sampled for sampled, settled in values["without_odd_tokens"])
+
+
+@LAYOUTS
 def test_bounds_apply_to_older_samples_with_a_proximal_policy_of_each_step(answers, layout):
     values = answers[layout]["refusals"]
     assert values["older_ratio"].endswith("as likely as it was, expected at most max_ratio = 1.0001")

@@ -7,7 +7,7 @@ import torch
 
 from infra.records import Sample
 from tasks.trainer.update.reports import Sums, Totals
-from tasks.trainer.update.safety import Drift, HarmfulUpdate, agreement, check_agreement, empty_refusal, step_refusal
+from tasks.trainer.update.safety import Drift, HarmfulUpdate, agreement, check_agreement, empty_refusal, odd_token, step_refusal
 
 
 def sample(advantage: float, reward: float = -0.05, outcome: str = "rejected") -> Sample:
@@ -87,13 +87,21 @@ def totals(log_ratio: list[float], **changes: float) -> Totals:
         (totals([0.0], loss=math.nan), True, "the loss is not finite"),
         (totals([0.0], context=math.inf), True, "the loss is not finite"),
         (totals([0.0]), False, "the gradient is not finite"),
-        (totals([0.0, math.log(10.1)]), True, "10.1 times as likely"),
-        (totals([0.0, math.nan]), True, "times as likely"),
     ],
 )
 def test_a_step_is_refused_with_the_reason(step_totals, finite, reason):
-    refusal = step_refusal(step_totals, finite, 10.0)
+    refusal = step_refusal(step_totals, finite)
     assert refusal is None if reason is None else reason in str(refusal)
+
+
+def test_a_token_that_became_much_likelier_is_found() -> None:
+    assert odd_token(totals([0.0, math.log(9.9), -50.0]), 10.0) is None and odd_token(totals([], tokens=0.0), 10.0) is None
+    assert (
+        odd_token(totals([0.0, math.log(10.1)]), 10.0)
+        == "a token is 10.1 times as likely as it was, expected at most max_ratio = 10.0"
+    )
+    assert "nan times as likely" in str(odd_token(totals([0.0, math.nan]), 10.0))
+    assert odd_token(totals([5.0], loss=math.nan), 10.0) is None, "refused by its loss"
 
 
 def test_settled_text_teaches_where_nothing_was_judged():
