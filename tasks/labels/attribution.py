@@ -62,11 +62,14 @@ def unique(completions: pl.DataFrame) -> pl.DataFrame:
     The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py).
     Lines of the texts end in LF (normal_lines.py).
     """
-    completions = normal_completions(completions)
-    size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
-    once = completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
-    once = once.with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
+    once = latest(normal_completions(completions)).with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
     return once.with_columns(unreported(once))
+
+
+def latest(completions: pl.DataFrame) -> pl.DataFrame:
+    """Return the latest and longest delivery of each completion's id, by time, then id."""
+    size = [pl.col(name).list.len() for name in ("token_ends",) if name in completions.columns]
+    return completions.sort("time", *size, "text").unique("id", keep="last", maintain_order=True).sort("time", "id")
 
 
 def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: float) -> pl.DataFrame:

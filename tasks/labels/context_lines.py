@@ -17,8 +17,9 @@ import pyarrow as pa
 from infra.model.line_ends import first_line
 from infra.storage.store import ObjectStore
 from tasks.labels.appeared import Histories
-from tasks.labels.attribution import unique
+from tasks.labels.attribution import latest
 from tasks.labels.hindsight import CHARACTERS_A_TOKEN, DIRTY_CHARACTERS
+from tasks.labels.normal_lines import normal_completions
 from tasks.labels.partitions import Partition
 from tasks.labels.read import TOKEN_FIELDS, read_completions
 
@@ -30,6 +31,11 @@ AT_INDENTATION = 0.4
 """Share of the cursors before the first character of their line; the others are anywhere in it."""
 FILE = ["project", "user", "file"]
 """Columns by which files, each with a history of its own, differ."""
+TEXTS = ["prefix", "suffix"]
+READ = ["id", "time", *FILE, *TEXTS, "text", "opted_out", "redacted", "max_tokens"]
+"""Columns of the requests that are read."""
+TAKEN = 1_000
+"""Requests of which the texts are taken at a time."""
 
 
 def with_context_lines(
@@ -124,13 +130,19 @@ def _requests(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -
     Id, project, user, file, prefix, suffix, characters that may be written between two requests, and whether it is a sample.
     Requests that opted out or held a secret are left out.
     """
-    completions, _ = read_completions(store, partition, partition.owns, TOKEN_FIELDS)
+    completions = read_completions(store, partition, partition.owns, TOKEN_FIELDS)[0].select(*READ)
+    completions = normal_completions(completions.join(samples, on=["project", "user"], how="semi"))
+    # The texts are most of a request's bytes: they are sorted and joined by nothing, and taken a few at a time.
+    served = latest(completions.drop(TEXTS).with_row_index("row"))
     ends = samples.group_by(FILE).agg(end=pl.col("time").max())
-    served = unique(completions.join(samples, on=["project", "user"], how="semi")).join(ends, on=FILE)
     wanted = samples.select("id", "time", wanted=pl.lit(True))
-    requests = served.filter(~pl.col("opted_out"), ~pl.col("redacted"), pl.col("time") <= pl.col("end")).join(
-        wanted, on=["id", "time"], how="left"
+    requests = (
+        served.join(ends, on=FILE)
+        .filter(~pl.col("opted_out"), ~pl.col("redacted"), pl.col("time") <= pl.col("end"))
+        .join(wanted, on=["id", "time"], how="left")
+        .sort("time", "id")
     )
     written = CHARACTERS_A_TOKEN * pl.col("max_tokens") + DIRTY_CHARACTERS
-    columns = ("id", "project", "user", "file", "prefix", "suffix", written, pl.col("wanted").fill_null(False))
-    yield from requests.sort("time", "id").select(*columns).iter_rows()
+    columns = ("id", *FILE, *TEXTS, written, pl.col("wanted").fill_null(False))
+    for some in requests.iter_slices(TAKEN):
+        yield from pl.concat([some, completions.select(TEXTS)[some["row"]]], how="horizontal").select(*columns).iter_rows()
