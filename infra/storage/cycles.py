@@ -124,7 +124,12 @@ def left(store: ObjectStore) -> tuple[str, ...]:
 
 def next_name(store: ObjectStore) -> str:
     """Return the id after that of the last sealed cycle of the store's loop."""
-    return name(max((int(cycle[-DIGITS:]) for cycle in sealed(index(store))), default=0) + 1, store.scope.project)
+    return name_after(index(store), store.scope.project)
+
+
+def name_after(cycles: Index, project: str) -> str:
+    """Return the id after that of the last sealed cycle of an index of a project's loop, or of the common one."""
+    return name(max((int(cycle[-DIGITS:]) for cycle in sealed(cycles)), default=0) + 1, project)
 
 
 def manifest_of(store: ObjectStore, cycle: str) -> Manifest:
