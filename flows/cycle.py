@@ -58,7 +58,7 @@ def cycle(own_code: OwnCode | None = None, project: str = "") -> State | CycleOu
     collected = collect(context)
     if waiting := collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
-    validated = validate(context, collected)
+    validated = validate(context, collected, state.next)
     if waiting := validated.collected.accounting.waiting:
         return Completed(name=waiting.state, message=waiting.reason)
     fitted = fit_keep_estimate(context, validated)
@@ -74,7 +74,7 @@ def learn(context: Context, state: LoopState, own_code: OwnCode) -> State:
     """Turn own code into a challenger, unless the loop is busy."""
     if waiting := busy(context, state):
         return Completed(name=waiting.state, message=waiting.reason)
-    learned = read_code(context, own_code)
+    learned = read_code(context, own_code, state.next)
     if isinstance(learned, Waiting):
         return Completed(name=learned.state, message=learned.reason)
     held_out = hold_out_code(context, learned)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,10 @@ FLUSH_SECONDS = 1.0
 """Longest wait at the end for spans that are not sent yet."""
 EXIT_SECONDS = 0.5
 """Time at the end of the grace period for the process to end by itself."""
+THREADS, LOOP_THREADS = 16, 16
+"""Most threads that calls to other servers may hold, and how many more for each loop: registry and store, of follower and status
+page. A registry that hangs would hold all of asyncio's own number, a few more than the cores, and with them events, choices and
+look-ups of names."""
 
 
 def policy(settings: Settings) -> Policy:
@@ -188,6 +193,11 @@ def wire(
     )
 
 
+def threads(loops: int) -> ThreadPoolExecutor:
+    """Return the threads of calls that wait for other servers."""
+    return ThreadPoolExecutor(THREADS + LOOP_THREADS * loops, "calls")
+
+
 def in_background(*runs: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
     """Start what runs beside the requests. What ends with an error is logged at once, since the app serves on without it."""
 
@@ -214,6 +224,7 @@ async def serve(settings: Settings) -> None:
     async with client.session() as http:
         traced = CompletionTraces(traces, settings.model.name, CLIENT_NAMES) if traces else None
         parts = wire(settings, http, metrics, drain, traced)
+        asyncio.get_running_loop().set_default_executor(threads(len(parts.followers)))
         access, recorder, shipper = parts.access, parts.recorder, parts.shipper
         gc_pauses.freeze()
         background = in_background(

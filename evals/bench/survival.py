@@ -10,7 +10,7 @@ from evals.bench.figures import Bench, Figure, Size, figure
 from evals.bench.loop import REGISTER, end_test, settle, typing
 from evals.bench.rigs.servers import until
 from evals.demo.loop import CYCLE, Traffic
-from evals.demo.orchestration import Orchestration
+from evals.demo.orchestration import FlowRun, Orchestration
 from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.stack import control
@@ -98,6 +98,7 @@ async def _complete_cycle(settings: Settings, running: str, seconds: float) -> i
     cancelled until then. The test of the cycle before would keep the next one from beginning, so it is ended, whenever it began.
     """
     registry, attempts, identifier = Registry.connect(settings.registry), 0, running
+    run: FlowRun | None = None
     try:
         async with asyncio.timeout(seconds), Orchestration(settings.orchestration) as prefect:
             if (run := await prefect.flow_run(running)).ended:
@@ -114,4 +115,5 @@ async def _complete_cycle(settings: Settings, running: str, seconds: float) -> i
                 identifier = await prefect.start(CYCLE)
     except TimeoutError:
         late = f"none of {attempts} runs registered a version within {seconds:.0f} s"
-        raise RuntimeError(f"cycle: {late}; the last: {run.state}: {run.message}") from None
+        last = f"the last: {run.state}: {run.message}" if run else f"no answer from {settings.orchestration.api}"
+        raise RuntimeError(f"cycle: {late}; {last}") from None

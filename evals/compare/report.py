@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
@@ -38,9 +39,17 @@ def values(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def _bounds(found: Difference) -> dict[str, float | None]:
-    bounds = {"estimate": found.estimate, "low": found.low, "high": found.high}
-    return {name: value if math.isfinite(value) else None for name, value in bounds.items()}
+def _bounds(found: Difference) -> Any:
+    return finite({"estimate": found.estimate, "low": found.low, "high": found.high})
+
+
+def finite(value: Any) -> Any:
+    """Return values with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show(comparison: Comparison, console: Console) -> None:

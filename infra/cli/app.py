@@ -1,7 +1,7 @@
 """The application of the console command: its groups of commands, its errors and its help."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import typer
@@ -33,6 +33,16 @@ answer, or work is left; 130 interrupted; 141 the reader of the output has gone.
 class Commands(TyperGroup):
     """A group of commands that shows the user's errors without a traceback, and lists its commands by group."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before a command; the error for one that stands behind a command says so."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = _unknown_option(error)
+            if taker := next(_takers(self, option), ""):
+                _add(error, f"It stands behind its command, as in `{ctx.command_path} {taker} {option}`")
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what it returns is the exit code."""
         try:
@@ -42,6 +52,10 @@ class Commands(TyperGroup):
             raise typer.Exit(errors.READER_GONE) from None
         except Exception as error:
             if (known := errors.code_of(error)) is None:
+                option = _unknown_option(error)
+                if taken := next((each for each in self.params if option in each.opts), None):
+                    words = (ctx.command_path, option, getattr(taken, "metavar", None), _command_of(error, ctx))
+                    _add(error, f"It stands before the command: `{' '.join(filter(None, words))}`")
                 raise
             print(f"{ctx.command_path} {ctx.invoked_subcommand or ''}".strip() + f": {errors.message_of(error)}", file=sys.stderr)
             raise typer.Exit(known) from None
@@ -62,6 +76,30 @@ class Commands(TyperGroup):
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)
+
+
+def _unknown_option(error: Exception) -> str:
+    """Return the option that a usage error does not know; empty for another error. typer exports no class of it."""
+    return str(getattr(error, "option_name", "")) if hasattr(error, "possibilities") else ""
+
+
+def _takers(group: Any, option: str, before: str = "") -> Iterator[str]:
+    """Yield the commands of a group that take an option."""
+    for name, each in group.commands.items():
+        if any(option in of_command.opts for of_command in each.params):
+            yield before + name
+        if hasattr(each, "commands"):
+            yield from _takers(each, option, f"{before}{name} ")
+
+
+def _command_of(error: Any, ctx: Any) -> str:
+    """Return the words of the command whose option is unknown, without those of the application."""
+    return str(error.ctx.command_path).removeprefix(f"{ctx.command_path} ")
+
+
+def _add(error: Any, words: str) -> None:
+    """Add a sentence to a usage error, in place of options that are spelt alike."""
+    error.message, error.possibilities = f"{error.message}. {words}", None
 
 
 def make(help: str, epilog: str | None = None, **options: Any) -> typer.Typer:

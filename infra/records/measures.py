@@ -12,6 +12,8 @@ from infra.records.base import Record
 from infra.records.experiments import Rate
 
 MeasuredBy = Literal["all", "language", "activity", "sampling"]
+OTHER_LANGUAGES = "(other)"
+"""Name of the group of the languages without one of their own; no language has it (infra/model/language.py)."""
 QUICK_MS = 750.0
 """Milliseconds below which nobody can have read what they reject (arXiv 2511.18842)."""
 RATIOS: dict[str, str] = {
@@ -72,8 +74,8 @@ class MeasuredGroup(Record):
     by: MeasuredBy
     """How the requests are divided; each request is in one group of each kind, exploring ones in that of "sampling" alone."""
     name: str
-    """"" for all requests; the language, "" if unknown; the decile of users by their number of requests, "1" the least active to
-    "10"; "exploring"."""
+    """"" for all requests; the language, "" if unknown, OTHER_LANGUAGES for those with few requests; the decile of users by their
+    number of requests, "1" the least active to "10"; "exploring"."""
     measures: Measures
     """The group's sums."""
 

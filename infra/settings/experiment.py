@@ -1,8 +1,8 @@
 """Settings of the A/B test. A test is judged by the settings as they were when it opened (tasks/experiments/planning/plan.py)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from infra.records.gate_settings import GateSettings
 from infra.settings.section import Section
@@ -42,3 +42,12 @@ class Experiment(GateSettings, Section):
         if unknown := sorted(given.keys() - set(METRICS)):
             raise ValueError(f"{unknown[0]!r}: expected one of {', '.join(METRICS)}")
         return given
+
+    @model_validator(mode="after")
+    def _a_planned_end_has_a_verdict(self) -> Self:
+        if 0 < self.planned_requests < self.min_requests:
+            raise ValueError(
+                f"planned_requests = {self.planned_requests}: expected 0, or at least min_requests = {self.min_requests}: a test "
+                "has no verdict before it, so none at its planned end; raise planned_requests, or lower min_requests"
+            )
+        return self

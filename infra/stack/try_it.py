@@ -15,6 +15,7 @@ from infra import settings as settings_
 from infra.model.fim import MIDDLE, PREFIX, SPECIAL_TOKENS, SUFFIX
 from infra.records import Feedback
 from infra.settings import Settings
+from infra.storage.events.read import recent_keys
 from infra.storage.store import ObjectStore
 
 CODE = ("import os\n\ndef read(path):\n    with open(path) as ", ":\n        return f.read()\n")
@@ -123,15 +124,12 @@ def wait_for_event(settings: Settings, event: str, say: Callable[[str], None]) -
     where, every = f"s3://{settings.store.bucket}/events/feedback/", settings.serving.ship_seconds
     say(f"4. is it in the object store?  {where} (shipped every {every:g} s)")
     store = ObjectStore.connect(settings.store)
-    deadline, read = time.monotonic() + seconds, set[str]()
+    deadline, read, since = time.monotonic() + seconds, set[str](), time.time() - seconds
     while time.monotonic() < deadline:
         try:
-            new = [key for key in store.keys(f"events/feedback/date={datetime.now(UTC):%Y-%m-%d}/") if key not in read]
-            for key in reversed(new):
-                read.add(key)
-                if any(row.client_id == event for row in store.get_rows(key, Feedback)):
-                    say(f"  ok  {key}")
-                    return
+            if key := find_event(store, event, since, time.time(), read):
+                say(f"  ok  {key}")
+                return
         except Exception as error:  # the user needs to see any error of the store
             raise StepFailed(
                 f"the object store does not respond: {error}\n  `tabloop status`; the spool keeps the event meanwhile"
@@ -141,6 +139,21 @@ def wait_for_event(settings: Settings, event: str, say: Callable[[str], None]) -
         f"the event did not reach the store in {seconds:.0f} s; it waits in {settings_.path(settings.serving.spool)}\n"
         "  the serving app's log says why it is not shipped; `tabloop status` shows the log's path"
     )
+
+
+def find_event(store: ObjectStore, event: str, since: float, now: float, read: set[str]) -> str:
+    """Return the key of the object that holds a feedback event; empty if none does yet.
+
+    Args:
+        event: its completionId.
+        since: a Unix time before its segment was opened: the object is in that hour's folder, also where the day has ended since.
+        read: keys that do not hold it; those that are read now are added.
+    """
+    for key in reversed([key for key in recent_keys(store, "feedback", since, now) if key not in read]):
+        read.add(key)
+        if any(row.client_id == event for row in store.get_rows(key, Feedback)):
+            return key
+    return ""
 
 
 def _ask(client: httpx.Client, method: str, url: str, body: dict[str, object] | None = None) -> httpx.Response:

@@ -3,7 +3,8 @@
 A cycle writes these objects under cycles/CYCLE/, in this order (tasks/steps/transaction.py). Two runs may write them at once; the
 manifest of the first to end names its own by their checksums:
 
-    docs/, quarantined-SHA256.parquet   the findings of validation (tasks/validation/quarantine.py)
+    docs/NAME-SHA256.html               the pages of validation (tasks/validation/quarantine.py)
+    quarantined-SHA256.parquet          the rows that it refused
     showing-SHA256.json                 the keep estimate, or why there is none (tasks/showing/fit.py); this checksum and the
                                         next two are the samples'
     requests-SHA256.parquet             the bucket and the reason of every request (tasks/labels/explain.py)
@@ -123,7 +124,12 @@ def left(store: ObjectStore) -> tuple[str, ...]:
 
 def next_name(store: ObjectStore) -> str:
     """Return the id after that of the last sealed cycle of the store's loop."""
-    return name(max((int(cycle[-DIGITS:]) for cycle in sealed(index(store))), default=0) + 1, store.scope.project)
+    return name_after(index(store), store.scope.project)
+
+
+def name_after(cycles: Index, project: str) -> str:
+    """Return the id after that of the last sealed cycle of an index of a project's loop, or of the common one."""
+    return name(max((int(cycle[-DIGITS:]) for cycle in sealed(cycles)), default=0) + 1, project)
 
 
 def manifest_of(store: ObjectStore, cycle: str) -> Manifest:
@@ -138,6 +144,16 @@ def dataset_id(store: ObjectStore, cycle: str) -> str:
 def settings_key(cycle: str, settings_sha256: str) -> str:
     """Return the key of a cycle's settings."""
     return key(cycle, f"settings-{settings_sha256}.json")
+
+
+def docs_key(cycle: str, name: str, page_sha256: str) -> str:
+    """Return the key of a page of a cycle's validation."""
+    return key(cycle, f"docs/{name}-{page_sha256}.html")
+
+
+def docs_name(key: str) -> str:
+    """Return the file name of a page of a validation, without its checksum; the keys of earlier code have none."""
+    return re.sub(r"-[0-9a-f]{64}(?=\.html$)", "", key.rsplit("/", 1)[-1])
 
 
 def sealed_settings(store: ObjectStore, manifest: Manifest) -> Any:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botocore.parsers import ResponseParserError
+
 from infra.storage.answers import FAILURES, CutOff
 
 if TYPE_CHECKING:
@@ -62,24 +64,41 @@ def download(client: S3Client, bucket: str, key: str, file: Path, ask: Callable[
 
 
 def _part(client: S3Client, bucket: str, key: str, start: int) -> tuple[bytes, int]:
-    """Return a part of an object, and the object's size. Raises CutOff if the answer ends early."""
+    """Return a part of an object, and the object's size; of an answer without it, a number above the bytes so far if more follow.
+
+    Raises:
+        CutOff: the answer ends early.
+        ResponseParserError: the server ignores ranges.
+    """
     # Servers refuse a range of an empty object, so the first request has none, and its answer is not read to the end.
     span: Any = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"} if start else {}
-    answer = client.get_object(Bucket=bucket, Key=key, **span)
-    size = int(answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"])
+    answer: Any = client.get_object(Bucket=bucket, Key=key, **span)
+    total = answer.get("ContentRange", "").rpartition("/")[2]
+    if start and not total.isdecimal():
+        raise ResponseParserError(f"the answer to Range: {span['Range']} has no size in Content-Range: the server ignores ranges")
+    size = int(total) if total else answer.get("ContentLength")
     with closing(answer["Body"]) as stream:
-        body = read(stream, min(PART_BYTES, size - start))
-    return body, size
+        if size is not None:
+            return read(stream, min(PART_BYTES, size - start)), size
+        # Some servers stream an object in chunks without its size; a chunk that is cut off is an error.
+        body = _taken(stream, PART_BYTES)
+        return body, len(body) + len(_taken(stream, 1))
 
 
 def read(stream: Any, size: int | None = None) -> bytes:
     """Return so many bytes of an answer's body, or all. Raises CutOff if it ends early."""
+    body = _taken(stream, size)
+    if size is not None and len(body) < size:
+        raise CutOff(f"the body of the answer is cut off: {len(body)} of {size} bytes")
+    return body
+
+
+def _taken(stream: Any, size: int | None) -> bytes:
+    """Return so many bytes of an answer's body, or fewer where it ends before. Raises CutOff if the connection does."""
     try:
         body: bytes = stream.read(size)
     except FAILURES as error:
         raise CutOff(f"the body of the answer is cut off: {error}") from error
-    if size is not None and len(body) < size:
-        raise CutOff(f"the body of the answer is cut off: {len(body)} of {size} bytes")
     return body
 
 

@@ -278,9 +278,9 @@ class Metrics:
             if len(rows) > 1
         ]
 
-    def seen_projects(self) -> set[str]:
-        """Return the projects of this replica's latest completions, MAX_RECENT of them, however old."""
-        return {row.project for row in self._latest}
+    def seen_projects(self) -> Tally[str]:
+        """Return how many of this replica's latest completions, MAX_RECENT of them, however old, each project has."""
+        return Tally(row.project for row in self._latest)
 
     def _recent(self, now: float, project: str) -> list[_Served]:
         return [row for row in self._latest if row.time > now - RECENT_SECONDS and project in ("", row.project)]

@@ -28,6 +28,8 @@ RETRY_SECONDS = 5.0
 """Delay before a failed load is tried again."""
 REFUSED_SECONDS = 300.0
 """Delay before a checkpoint that does not fit, or is corrupt, is tried again."""
+REGISTRY_SECONDS = 2.0
+"""Longest wait of a step for the registry. A later step takes an answer that comes later."""
 BEHIND_SECONDS = 10.0
 """Seconds for which an engine of a group may hold another version before it is loaded with the group's: another replica of the
 app may be loading a newer one that this replica does not know yet."""
@@ -66,6 +68,9 @@ class Follower:
         self._behind_since: dict[int, float] = {}
         """By slot, when an engine of its group was first seen with another version."""
         self._catching_up: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[Aliases] | None = None
+        self._checks: set[asyncio.Task[None]] = set()
+        """Comparisons with the registry that the slots' verification did not wait for."""
         self._locks = [asyncio.Lock() for _ in arms.slots]
         """One per slot, held while it is verified or its weights are swapped."""
 
@@ -83,7 +88,7 @@ class Follower:
                 if not await self.wait_for_load(self._seconds):
                     await asyncio.sleep(self._seconds)
         finally:
-            for task in (self._loading and self._loading.task, self._catching_up):
+            for task in (self._loading and self._loading.task, self._catching_up, self._reading, *self._checks):
                 if task:
                     task.cancel()
 
@@ -161,8 +166,15 @@ class Follower:
         self._retry_at[version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
 
     async def _read_registry(self) -> None:
+        if self._reading is None:  # a read that hangs occupies one thread, not one more per step
+            self._reading = asyncio.create_task(asyncio.to_thread(self._source.aliases))
+        reading = self._reading
+        await asyncio.wait([reading], timeout=REGISTRY_SECONDS)
         try:
-            aliases = await asyncio.to_thread(self._source.aliases)
+            if not reading.done():
+                raise TimeoutError(f"no answer in {REGISTRY_SECONDS:g} s")
+            self._reading = None
+            aliases = reading.result()
         except Exception as error:  # on any failure of the registry, serving continues with the last aliases
             if self.arms.problems.get("registry") is None:
                 log.warning("registry: %s; serving continues with the last aliases", error)
@@ -272,11 +284,26 @@ class Follower:
             await asyncio.sleep(0.02)
 
     async def _verify(self, slot: Slot, version: str) -> None:
-        """Check the version's source and run the smoke test; the slot may then take traffic."""
-        await asyncio.to_thread(self._source.check, version)
+        """Check the version's source and run the smoke test; the slot may then take traffic.
+
+        While the registry is slow, as while it is away, the cache's word for the source counts, until an answer says otherwise.
+        """
+        check = asyncio.create_task(asyncio.to_thread(self._source.check, version))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        await asyncio.wait([check], timeout=REGISTRY_SECONDS)
+        if check.done():
+            check.result()
         await smoke_test(slot.engine, version)
         slot.estimate = await asyncio.to_thread(self._source.estimate, version)
         slot.verified = (slot.pid, version)
+        check.add_done_callback(lambda late: self._take_late_check(slot, version, late))
+
+    def _take_late_check(self, slot: Slot, version: str, check: asyncio.Task[None]) -> None:
+        """Take a slot out of traffic if its version is of another source; the next step verifies it again."""
+        if not check.cancelled() and (error := check.exception()) and slot.verified[1] == version:
+            log.warning("slot %d: %s", slot.index, error)
+            slot.verified, slot.state = (None, None), f"not verified: {error}"
 
     def _remember(self, load: Load) -> None:
         in_use = {slot.version or "" for slot in self.arms.slots} | {

@@ -110,8 +110,8 @@ def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
         loop = sources.page_loop(project, credential)
         await loop.refresh()
         own, now = sources.own(credential), sources.clock()
-        others = {project, *sources.projects(credential)} - {"", *own}
-        choice = Choice(own, () if loop.project else sorted(others))
+        others, more = sources.listed({*sources.projects(credential)} - {project, *own})
+        choice = Choice(own, () if loop.project else sorted({project, *others} - {"", *own}), more)
         shown = sources.status(loop, credential)
         return page_values(shown, loop.data, loop.arms.experiment, sources.metrics, sources.links, now, project, choice)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,9 @@ from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.slots.arms import Arms
 from serving.status.data import Links, StatusData
+
+MOST_NAMED = 30
+"""Most projects that a page or an error lists beside those of the settings: a token may make up any number of names."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,29 @@ class StatusSources:
         self.check_name(project, credential)
         known = self.projects(credential)
         if project not in known and "cycles" not in self.data.problems:  # not read, they may name it
-            names = " or ".join(known) or "none, since no project was seen yet"
+            listed, more = self.listed(known)
+            names = " or ".join([*listed, *([f"one of {more} more"] if more else [])]) or "none, since no project was seen yet"
             raise BadRequest(f"project: expected {names}, got {project!r}; no project stands for the common loop", "project", 404)
         return self.common
 
     def projects(self, credential: Credential) -> list[str]:
         """Return the projects that the app knows and a token may name: of the settings, of cycles, and of latest requests."""
         served = {served.project for cycle in self.data.cycles for served in cycle.manifest.served}
-        known = served | self.metrics.seen_projects() | set(self.access.projects) | set(self.own_arms)
+        known = served | set(self.metrics.seen_projects()) | self._set
         return sorted(project for project in known if project and credential.may_name(project))
+
+    @property
+    def _set(self) -> set[str]:
+        """The projects of the settings."""
+        return set(self.access.projects) | set(self.own_arms)
+
+    def listed(self, projects: Iterable[str]) -> tuple[list[str], int]:
+        """Return those of projects that are listed, sorted, and the number of the others: those of the settings are, and those
+        with the most of the latest requests."""
+        seen, of_settings = self.metrics.seen_projects(), self._set
+        own, others = [name for name in projects if name in of_settings], [name for name in projects if name not in of_settings]
+        others.sort(key=lambda name: (-seen[name], name))
+        return sorted([*own, *others[:MOST_NAMED]]), len(others[MOST_NAMED:])
 
     def check_name(self, project: str, credential: Credential) -> None:
         """Raise BadRequest if a name is no project's, and Denied if the token may not name it."""

@@ -21,6 +21,8 @@ class Choice:
     """Projects with a champion of their own, each with a page."""
     projects: Sequence[str]
     """Projects whose figures the page of the common loop shows apart."""
+    more: int = 0
+    """Number of further ones that are not listed."""
 
 
 def page_values(
@@ -64,6 +66,7 @@ def page_values(
         "links": links,
         "project": project,
         "projects": choice.projects,
+        "more_projects": choice.more,
         "own_loops": choice.own,
         "of_project": data.project,
         "acceptance": live_charts.acceptance(data.cycles, project),

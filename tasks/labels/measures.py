@@ -10,7 +10,7 @@ import polars as pl
 
 from infra.model import time_saved
 from infra.records import QUICK_MS, RATIOS, Bucket, LabelOutcome, Manifest, MeasuredGroup, Measures, ServedVersion
-from infra.records.measures import MeasuredBy
+from infra.records.measures import OTHER_LANGUAGES, MeasuredBy
 from tasks.statistics.answered import per_request
 
 LEFT_OUT: tuple[Bucket, ...] = ("duplicate", "opted_out", "waiting", "pinned")
@@ -18,6 +18,8 @@ LEFT_OUT: tuple[Bucket, ...] = ("duplicate", "opted_out", "waiting", "pinned")
 DECILES = 10
 MOST_PROJECTS = 20
 """Projects whose acceptance by version a manifest has."""
+MOST_LANGUAGES = 30
+"""Languages with a group of their own, those with the most requests: clients may make up any number of names."""
 
 JUDGED = pl.col("outcome").cast(pl.String).is_in(get_args(LabelOutcome)).fill_null(False)
 """The developer decided about it."""
@@ -88,12 +90,21 @@ def measure(classified: pl.DataFrame) -> tuple[MeasuredGroup, ...]:
     )
     served = values.filter(~pl.col("exploring"))
     groups: list[tuple[MeasuredBy, str, pl.DataFrame]] = [("all", "", served)]
-    groups += [("language", str(name), rows) for (name,), rows in served.partition_by("language", as_dict=True).items()]
+    groups += [("language", str(name), rows) for (name,), rows in _largest(served).partition_by("language", as_dict=True).items()]
     by_decile = served.join(deciles(served["user"]), on="user").partition_by("decile", as_dict=True)
     groups += [("activity", str(name), rows) for (name,), rows in by_decile.items()]
     groups.append(("sampling", "exploring", values.filter("exploring")))
     found = [MeasuredGroup(by=by, name=name, measures=_summed(rows)) for by, name, rows in groups]
     return tuple(sorted((g for g in found if g.measures.requests), key=_order))
+
+
+def _largest(served: pl.DataFrame) -> pl.DataFrame:
+    """Return requests with OTHER_LANGUAGES in place of the languages beyond MOST_LANGUAGES."""
+    ranked = served.group_by("language").len("requests").sort("requests", "language", descending=[True, False])
+    beyond = ranked["language"].slice(MOST_LANGUAGES).to_list()
+    return served.with_columns(
+        pl.when(pl.col("language").is_in(beyond)).then(pl.lit(OTHER_LANGUAGES)).otherwise("language").alias("language")
+    )
 
 
 def served(classified: pl.DataFrame) -> tuple[ServedVersion, ...]:

@@ -26,17 +26,22 @@ class LoopState:
     """A cycle that was sealed and has not ended."""
     left: tuple[str, ...] = ()
     """Cycles of projects whose loop was switched off before they ended."""
+    next: str = ""
+    """Id of the cycle that a run seals which begins now. Another run that seals one meanwhile takes the id, so that no window is
+    sealed twice."""
 
 
 @step("inspect", retries=IO_RETRIES)
 def inspect(context: Context) -> LoopState:
     """Find the running experiment and the cycle that was killed."""
     context.store.check_conditional_puts()
-    unfinished = cycles.unfinished(cycles.index(context.store))
+    known = cycles.index(context.store)
+    unfinished = cycles.unfinished(known)
     running = context.registry.aliases().experiment
     if running and not unfinished:
         call_run(f"cycle waits for {running.id}", "nothing to do")
-    return LoopState(running, unfinished, cycles.left(context.store))
+    following = cycles.name_after(known, context.store.scope.project)
+    return LoopState(running, unfinished, cycles.left(context.store), following)
 
 
 @step("collect", retries=IO_RETRIES)

@@ -11,7 +11,6 @@ from infra.records import CycleOutcome, HeldOutSet, Manifest, OwnCode
 from infra.redaction.redactor import Redactor
 from infra.redaction.worker import personal_data
 from infra.settings import Settings
-from infra.storage import cycles
 from infra.storage.events import tombstones
 from infra.storage.store import sha256
 from tasks.evaluation import cycle_sets
@@ -54,10 +53,9 @@ def busy(context: Context, state: LoopState) -> Waiting | None:
 
 
 @step("read code")
-def read_code(context: Context, wanted: OwnCode) -> LearnedCode | Waiting:
+def read_code(context: Context, wanted: OwnCode, cycle: str) -> LearnedCode | Waiting:
     """Read the repositories, and draw positions in their files, as many as a cycle may train on."""
     settings, champion = code.training_settings(context.settings), champion_of(context)
-    cycle = cycles.next_name(context.store)  # before the reading, so that no cycle of another run comes in between
     renderer = context.renderer(context.tokenizer(champion))
     with tempfile.TemporaryDirectory(prefix="tabloop-learn-") as work:
         try:

@@ -50,6 +50,7 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
         if settings.train.job:
             result = training_job.train(context, order_of(context, sealed.train, manifest, shares), say)
         else:
+            training_job.discard(context, manifest.cycle)  # a run of before, where train.job was set, left its Job at work
             inputs = replace(update_inputs(context, sealed.train, manifest), weight_shares=shares)
             output = TrainerOutput(context.folder(manifest.cycle), say)
             result = training.train(store, manifest, parent, sealed.train, output, inputs)

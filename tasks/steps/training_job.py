@@ -5,7 +5,6 @@ What talks to Kubernetes is imported where a Job trains: other runs are spared i
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,6 +18,7 @@ from infra.storage import cycle_progress
 from infra.storage.store import CHECKSUMS
 from tasks.steps.context import Context
 from tasks.steps.step import attempt_to_show, note_awaited_gpus
+from tasks.trainer.cluster import order
 from tasks.trainer.run import Candidate, UpdateRefused
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ def _stored(context: Context, version: str, prefix: str) -> "Stored":
     return Stored(version=version, prefix=prefix, sha256=context.store.directory_sha256(prefix))
 
 
-def train(context: Context, order: "Order", say: Callable[[str], None]) -> Candidate | UpdateRefused:
+def train(context: Context, wanted: "Order", say: Callable[[str], None]) -> Candidate | UpdateRefused:
     """Train the candidate of an order by the Job that the settings describe."""
     from tasks.trainer.cluster import update
 
-    flow = update.Flow(context.folder(order.cycle), say, waiting_state(context), cancelled)
-    return update.train(context.store, order, _template(context), flow)
+    assert context.settings.train.job
+    flow = update.Flow(context.folder(wanted.cycle), say, waiting_state(context), cancelled)
+    return update.train(context.store, wanted, context.settings.train.job, flow)
 
 
 def waiting_state(context: Context) -> Callable[[str], None]:
@@ -91,15 +92,21 @@ def cancelled() -> bool:
 
 
 def discard(context: Context, cycle: str) -> None:
-    """End the Job of a cycle that has ended, and remove what it left in the bucket. A failure is logged, and stops nothing."""
-    if context.settings.train.job is None:
-        return
-    from tasks.trainer.cluster import order, update
-
-    attempt_to_show("training Job", lambda: update.end(context.store, cycle, _template(context)))
+    """End the Jobs of a cycle that nobody waits for, and remove what they left in the bucket: those of earlier runs too, where
+    `train.job` was another or is not set any more. A failure is logged, and stops nothing."""
+    attempt_to_show("training Job", lambda: _end_jobs(context, cycle))
     attempt_to_show("training Job", lambda: order.remove(context.store, cycle))
 
 
-def _template(context: Context) -> Path:
-    assert context.settings.train.job
-    return context.settings.train.job
+def _end_jobs(context: Context, cycle: str) -> None:
+    own = context.settings.train.job
+    for file in sorted(order.templates(context.store, cycle) | ({own} if own else set())):
+        from tasks.trainer.cluster import update
+
+        try:
+            update.end(context.store, cycle, file)
+        except Exception as error:
+            labels = update.labels_of(context.store, cycle)
+            raise RuntimeError(
+                f"Jobs of {cycle} may hold their GPUs: {error}. `kubectl delete job -l {labels}` in their namespace ends them"
+            ) from error

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from prefect.logging import get_run_logger
 
-from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.labels import samples
 from tasks.labels.collect import Collected
@@ -33,13 +32,12 @@ class Validated:
 
 
 @step("validate")
-def validate(context: Context, collected: Collected) -> Validated:
+def validate(context: Context, collected: Collected, cycle: str) -> Validated:
     """Quarantine the rows that fail the suite. A batch that fails stops the cycle after its rows and pages are written."""
     store, settings, accounting = context.store, context.settings.collect, collected.accounting
     past = drift.earlier(store)
     stats, bounds = batch.batch_stats(accounting, collected.skew), batch.bounds(accounting.samples, past, settings)
     validation = suite.validate(accounting.samples, stats, bounds)
-    cycle = cycles.next_name(store)
     failed = samples.records(store, collected.plan.partitions, accounting.samples_of(validation.quarantined))
     rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
     evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))

@@ -1,10 +1,10 @@
 """Write the quarantined rows with their reasons, and the pages of the validation, for a person to read.
 
 They are written before the batch is checked, so that they exist when the batch stops the cycle; the next cycle reuses the folder
-of a cycle that was not sealed. The key of the rows holds their checksum, so that the same rows are the same object.
+of a cycle that was not sealed. Each key holds the checksum of its object, so that the same rows are the same object, and of
+two runs at once each names its own.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from infra.records import ObjectReference, Quarantined, Sample
-from infra.storage.store import ObjectStore, to_parquet
+from infra.storage import cycles
+from infra.storage.store import ObjectStore, sha256, to_parquet
 from tasks.labels.accounting import RequestAccounting
 from tasks.validation.suite import Validation
 
@@ -52,7 +53,7 @@ def write(store: ObjectStore, cycle: str, quarantined: Sequence[Quarantined]) ->
     if not quarantined:
         return None
     body = to_parquet(quarantined)
-    digest = hashlib.sha256(body).hexdigest()
+    digest = sha256([body])
     key = f"cycles/{cycle}/quarantined-{digest}.parquet"
     store.put(key, body)
     return ObjectReference(key=key, sha256=digest, rows=len(quarantined))
@@ -60,10 +61,10 @@ def write(store: ObjectStore, cycle: str, quarantined: Sequence[Quarantined]) ->
 
 def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tuple[str, ...]:
     """Write the pages of a cycle's validation and return their keys."""
-    keys = {f"cycles/{cycle}/docs/{name}.html": page for name, page in pages.items()}
-    for key, page in keys.items():
-        store.put(key, page.encode())
-    return tuple(keys)
+    bodies = {cycles.docs_key(cycle, name, sha256([page.encode()])): page.encode() for name, page in pages.items()}
+    for key, body in bodies.items():
+        store.put(key, body)
+    return tuple(bodies)
 
 
 def validation_page(store: ObjectStore, cycle: str, evidence: ValidationEvidence, validation: Validation) -> str:
@@ -75,6 +76,6 @@ def validation_page(store: ObjectStore, cycle: str, evidence: ValidationEvidence
             f"{validation.rows} samples, {validation.expectations} expectations, {len(validation.quarantined)} rows quarantined.",
             *(f"- the batch: {words}" for words in validation.refused),
             *(f"- {count} rows: {name}" for name, count in sorted(reasons.items())),
-            "\n" + "\n".join(f"- [{key.rsplit('/', 1)[-1]}]({store.uri(key)})" for key in evidence.keys),
+            "\n" + "\n".join(f"- [{cycles.docs_name(key)}]({store.uri(key)})" for key in evidence.keys),
         ]
     )

@@ -205,7 +205,7 @@ def run_artifacts(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
     """Return the run's artifacts by path: the manifest, its requests by bucket, its measures, its estimate with the
     reliability diagram, the pages of the validation, the evaluation.
     """
-    pages = {f"data_docs/{key.rsplit('/', 1)[-1]}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
+    pages = {f"data_docs/{cycles.docs_name(key)}": store.get(key).decode() for key in manifest.docs if store.exists(key)}
     key, fitted = cycles.key(manifest.cycle, "evaluation.json"), showing.read(store, manifest)
     if store.exists(key):
         pages["evaluation.json"] = store.get(key).decode()

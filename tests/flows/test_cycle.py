@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -18,10 +19,12 @@ from infra.registry.lineage import lineage
 from infra.settings.evaluation import MARGINS, UNSET
 from infra.settings.schema import Gate, Groups
 from infra.storage import cycle_progress, cycles, loop_runs
-from infra.storage.store import sha256
+from infra.storage.store import AlreadyExists, sha256
 from tasks.evaluation.evaluate import EvaluationBroken
 from tasks.evaluation.models.base import Prompt
 from tasks.evaluation.models.engine import EngineAway
+from tasks.labels import collect as collecting
+from tasks.labels.collect import Collected
 from tasks.labels.parent import choose_parent
 from tasks.showing import fit as showing
 from tasks.showing.fit import FittedEstimate, Unfitted
@@ -388,6 +391,23 @@ def test_no_cycle_starts_during_an_experiment(labelled: World) -> None:
     labelled.registry.client.set_experiment(running)
     assert cycle(return_state=True).name == "ExperimentRunning"
     assert not labelled.trained_on
+
+
+def test_of_two_runs_at_once_one_seals_the_window(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other run, started by hand, seals what this one has just collected."""
+    collect, seals = collecting.collect, iter([True])
+
+    def collected(*arguments: Any) -> Collected:
+        found = collect(*arguments)
+        if next(seals, False):
+            cycle(return_state=True)
+            assert labelled.store.exists("cycles/cycle-000001/manifest.json")
+        return found
+
+    monkeypatch.setattr(collecting, "collect", collected)
+    with pytest.raises(AlreadyExists, match=r"cycle-000001/manifest\.json exists: another run has sealed this cycle"):
+        cycle()
+    assert not any(key.startswith("cycles/cycle-000002/manifest") for key in labelled.store.objects)
 
 
 def test_a_killed_cycle_is_completed_with_the_same_samples(labelled: World) -> None:

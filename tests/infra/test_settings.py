@@ -99,6 +99,11 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
         ("[orchestration]\ndask_scheduler = 'dask:8786'", {}, ["orchestration.dask_scheduler", "'dask:8786'", "tcp|tls"]),
         ("[collect]\nmin_samples = 5000", {}, ["max_samples = 4096", "expected at least min_samples = 5000"]),
         ("[collect.hindsight]\nquiet_seconds = 300", {}, ["quiet_seconds = 300", "expected less than most_seconds = 300"]),
+        (
+            "[experiment]\nplanned_requests = 400",
+            {},
+            ["experiment: planned_requests = 400", "expected 0, or at least min_requests = 500", "lower min_requests"],
+        ),
         ("[train]\ndual_clip = 3.0", {}, ["train.dual_clip", "3.0", "constants now", "`tabloop settings show --all`"]),
         ("[serving]\nprot = 1", {}, ["did you mean serving.port"]),
         ("[serving.sampling]\ntemprature = 1", {}, ["did you mean serving.sampling.temperature"]),

@@ -277,11 +277,15 @@ class FakeRegistry:
         self.unavailable = False
         self.page: httpx.Response | None = None
         """What a proxy answers in its place."""
+        self.answers = threading.Event()
+        """Cleared: requests hang."""
+        self.answers.set()
 
     def client(self) -> Registry:
         return Registry(httpx.Client(transport=httpx.MockTransport(self._respond), base_url="http://registry"), "m")
 
     def _respond(self, request: httpx.Request) -> httpx.Response:
+        assert self.answers.wait(20), "the test lets the registry answer again"
         if self.unavailable:
             raise httpx.ConnectError("away")
         if self.page is not None:

@@ -32,7 +32,10 @@ OWN = {"web": {"own_champion": True, "experiments": True}, "api": {"own_champion
 SETTINGS = Settings(
     serving=Serving.model_validate({"adapters": 8, "projects": OWN}),
     collect=Collect(settle_seconds=10, join_seconds=60, max_user_share=1, max_user_weight=1),
-    experiment=Experiment(min_history_requests=0, shadow_requests=0, ramp=(), watch_seconds=0, planned_requests=50),
+    experiment=Experiment(
+        **{"min_history_requests": 0, "shadow_requests": 0, "ramp": (), "watch_seconds": 0},
+        **{"min_requests": 50, "planned_requests": 50},
+    ),
 )
 PROMOTED = Verdict(verdict="promote", reason="accepted more")
 REJECTED = Verdict(verdict="reject", reason="accepted less")

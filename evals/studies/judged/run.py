@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from evals.compare.comparison import LEVEL, cells_of
-from evals.compare.report import interval
+from evals.compare.report import finite, interval
 from evals.progress import Progress
 from evals.studies.judged import cycles
 from evals.studies.judged.settings import StudySettings
@@ -76,7 +77,7 @@ def run(settings: StudySettings, names: Sequence[str], out: Path | None) -> None
             "seconds": progress.seconds,
         }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(result, indent=2))
+    (folder / RESULT).write_text(as_json(result))
     print(f"{folder / RESULT}, {result['seconds']:.0f} s")
 
 
@@ -89,6 +90,11 @@ class ModelScore:
     change: Difference | None  # from the first model, at positions where both have a score; None for the first
     accepted: float  # share of the scored positions that reach the threshold
     failed: int  # positions that the judge could not score
+
+
+def as_json(result: Mapping[str, Any]) -> str:
+    """Return a result as JSON; a figure that is not known, as where the judge failed at every place, is null."""
+    return json.dumps(finite(result), indent=2, allow_nan=False)
 
 
 def scores_of(checkpoint: Path, positions: Sequence[Position], judge: judges.Judge, settings: StudySettings) -> np.ndarray:

@@ -9,7 +9,7 @@ from infra.settings.schema import Collect, Experiment
 from tasks.experiments.counting.metrics import METRICS, planned
 from tasks.labels.users import KNOWN_DAYS
 
-UNPLANNED = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
+UNPLANNED: dict[str, Any] = {"design": "by_user", "planned_requests": 20_000, "max_seconds": 7 * 86_400.0}
 """Values for settings that leave the choice to the planner (planner.py) when it has no traffic to plan from."""
 
 DAY = 86_400.0
@@ -38,7 +38,8 @@ def plan_of(experiment: ExperimentRecord) -> Plan:
 
 
 def unplanned(settings: Experiment) -> Experiment:
-    """Return the settings with UNPLANNED in place of open ones."""
-    return settings.model_copy(
-        update={name: value for name, value in UNPLANNED.items() if getattr(settings, name) in (0, "auto")}
-    )
+    """Return the settings with UNPLANNED in place of open ones; a test is long enough for its verdict (min_requests)."""
+    chosen = {name: value for name, value in UNPLANNED.items() if getattr(settings, name) in (0, "auto")}
+    if not settings.planned_requests:
+        chosen["planned_requests"] = max(UNPLANNED["planned_requests"], settings.min_requests)
+    return settings.model_copy(update=chosen)

@@ -6,6 +6,7 @@ training/CYCLE-DIGEST/ATTEMPT/result.json        written last: the metrics, and 
 training/CYCLE-DIGEST/ATTEMPT/refused.txt        in their place: the reason why the update is refused
 """
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -100,6 +101,13 @@ def finished(store: ObjectStore, key: str) -> str | None:
     """Return the prefix of an attempt at an order that has ended as made or refused; None without one."""
     ends = (found for found in store.keys(folder_of(key)) if found.endswith((f"/{RESULT}", f"/{REFUSED}")))
     return next((found.rpartition("/")[0] for found in ends), None)
+
+
+def templates(store: ObjectStore, cycle: str) -> set[Path]:
+    """Return the templates by which Jobs of a cycle were made, as `train.job` named them."""
+    keys = [key for key in store.keys(f"{PREFIX}{cycle}-") if key.endswith(f"/{ORDER}")]
+    named = [store.get_json(key)["train"].get("job") for key in keys]
+    return {Path(file) for file in named if file}
 
 
 def remove_others(store: ObjectStore, cycle: str) -> None:

@@ -109,13 +109,18 @@ def loop_of(store: ObjectStore) -> str:
     return sha256([store.uri("").encode()])[: orders.DIGITS]
 
 
+def labels_of(store: ObjectStore, cycle: str) -> str:
+    """Return a selector of a cycle's Jobs."""
+    return f"{LOOP}={loop_of(store)},{CYCLE}={cycle}"
+
+
 def end(store: ObjectStore, cycle: str, file: Path) -> None:
     """End the Jobs of a cycle that nobody waits for any more, if they run or wait.
 
     Raises:
         As `train`, but TrainingFailed.
     """
-    _in_thread(_end_all(Template(file, 1).namespace, f"{LOOP}={loop_of(store)},{CYCLE}={cycle}"))
+    _in_thread(_end_all(Template(file, 1).namespace, labels_of(store, cycle)))
 
 
 def _fetched(store: ObjectStore, attempt: str, folder: Path) -> Candidate | UpdateRefused:

@@ -106,6 +106,25 @@ def test_wrong_usage_is_refused_with_the_help(arguments: list[str], capsys: pyte
     assert "Usage: tabloop" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("status --settings team", "before the command: `tabloop --settings FILE status`"),
+        ("settings explain train.epochs --settings=team", "before the command: `tabloop --settings FILE settings explain`"),
+        ("settings --settings team show", "before the command: `tabloop --settings FILE settings`"),
+        ("plan capacity --version", "before the command: `tabloop --version plan capacity`"),
+        ("--all settings show", "behind its command, as in `tabloop settings show --all`"),
+        ("plan --requests 100/day capacity", "behind its command, as in `tabloop plan capacity --requests`"),
+    ],
+)
+def test_an_option_on_the_wrong_side_of_a_command_is_refused_with_its_place(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments.split()) == errors.WRONG_USE
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("Error: No such option: --") and said in error
+
+
 @pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e9"])
 def test_a_plan_from_no_days_or_from_endless_ones_is_refused(days: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--days", days]) == errors.WRONG_USE

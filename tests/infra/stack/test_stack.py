@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import State, Supervisor
 from tests import stack as stack_
 from tests.stack import Stack
+from tests.tasks.made import NOW, MemoryStore, feedback
 
 
 def test_secrets_are_generated_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
@@ -331,6 +333,18 @@ def test_try_it_explains_that_nothing_listens(tmp_path: Path) -> None:
         lines: list[str] = []
         assert try_it.run(load(), lines.append) == 1
         assert "nothing listens" in lines[-1] and "tabloop up" in lines[-1]
+
+
+@pytest.mark.parametrize("opened", [-0.5, 0.5], ids=("before midnight", "after midnight"))
+def test_try_it_finds_an_event_whose_day_has_ended(opened: float) -> None:
+    midnight, store = NOW - NOW % 86_400, MemoryStore()
+    before, name = datetime.fromtimestamp(midnight + opened, UTC), "20270115T000000.000000-0"
+    shipped = f"events/feedback/date={before:%Y-%m-%d}/hour={before:%H}/{name}.parquet"
+    store.put_rows(shipped, [feedback(client_id="try")])
+    read = set[str]()
+    assert try_it.find_event(store, "another", midnight - 60, midnight + 2, read) == "" and read == {shipped}
+    assert try_it.find_event(store, "try", midnight - 60, midnight + 2, set()) == shipped
+    assert try_it.find_event(store, "try", midnight - 60, midnight + 2, read) == "", "an object is read once"
 
 
 def _pids() -> dict[str, int]:

@@ -51,6 +51,10 @@ class S3Server:
     """Each is given to every request that it answers."""
     listing: Callable[[list[str], dict[str, str]], str] | None = None
     """Returns the XML of a listing, given all keys and the query."""
+    chunked: bool = False
+    """Whether objects are sent in chunks, without their size."""
+    ranges: bool = True
+    """Whether a range of an object is sent where one is asked for."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and If-None-Match of each request."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -127,10 +131,21 @@ def serving(server: S3Server) -> Iterator[str]:
             if status == 0:  # no answer
                 self.close_connection = True
                 return
+            headers = list(planned.headers) if planned else []
+            reads = self.command == "GET" and status == 200 and "list-type" not in query
+            if reads and server.ranges and (asked := self.headers.get("Range")):
+                first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                status, whole = 206, len(content)
+                content = content[first : last + 1]
+                headers.append(("Content-Range", f"bytes {first}-{first + len(content) - 1}/{whole}"))
             self.send_response_only(status)
-            for name, value in planned.headers if planned else ():
+            for name, value in headers:
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
+            if reads and server.chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+                content = (b"%x\r\n%s\r\n" % (len(content), content) if content else b"") + b"0\r\n\r\n"
+            else:
+                self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command != "HEAD" and status not in (204, 304):
                 self.wfile.write(content)

@@ -342,3 +342,24 @@ def test_a_proxys_404_is_no_missing_object(server: S3Server, store: ObjectStore,
         store.find("k", ObjectReference)
     with pytest.raises(Unreachable):
         store.delete("k")
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 20, 21])
+def test_an_object_that_is_streamed_without_its_size_is_read_whole(
+    server: S3Server, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 10)
+    server.chunked = True
+    digest = store.put("streamed", body := bytes(range(size)))
+    assert store.get("streamed") == body
+    assert store.get_file("streamed", tmp_path / "got") == digest and (tmp_path / "got").read_bytes() == body
+
+
+def test_a_server_that_ignores_ranges_is_named(
+    server: S3Server, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 10)
+    server.ranges = False
+    store.put("large", bytes(21))
+    with pytest.raises(Refused, match=r"could not read s3://b/large: .*Range: bytes=10-19 .*the server ignores ranges"):
+        store.get_file("large", tmp_path / "got")

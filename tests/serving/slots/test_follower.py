@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import httpx
@@ -239,6 +240,46 @@ async def test_a_proxys_answer_is_not_the_registrys(
     house.registry.page = None
     await house.follow()
     assert "registry" not in house.arms.problems and house.arms.experiment == experiment()
+
+
+async def test_a_registry_that_hangs_holds_nothing_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.slots.follower.REGISTRY_SECONDS", 0.05)
+    await run_experiment(house)
+    house.registry.answers.clear()
+    threads = {id(thread) for thread in threading.enumerate()}
+    try:
+        house.engines[0].pid += 1  # it was restarted, and takes traffic once it is verified
+        for _ in range(3):
+            await asyncio.wait_for(house.follower.step(), 5)
+        assert house.arms.slots[0].up and house.arms.experiment == experiment()
+        assert house.arms.problems["registry"] == "no answer in 0.05 s"
+        hanging = [thread for thread in threading.enumerate() if id(thread) not in threads]
+        assert len(hanging) <= 3, "a read that hangs is not asked again"
+    finally:
+        house.registry.answers.set()
+    house.registry.experiment = None
+    await until(lambda: house.follower._reading is not None and house.follower._reading.done())
+    await house.follow()  # takes the answer that came late
+    await house.follow()
+    assert "registry" not in house.arms.problems and house.arms.experiment is None
+
+
+async def test_a_source_that_the_registry_denies_late_takes_the_slot_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.slots.follower.REGISTRY_SECONDS", 0.05)
+    await _serve_version_1(house)
+    slot = house.arms.slots[house.number("champion")]
+    house.registry.answers.clear()
+    house.registry.sources["1"] = house.store.add_version("another")
+    slot.verified = (None, None)
+    await house.follower.step()
+    assert slot.up, "the cache's word counts"
+    house.registry.answers.set()
+    await until(lambda: not slot.up)
+    assert slot.state.startswith("not verified: version 1 comes from ")
+    await house.follow()
+    assert await _serving_version(house) == "1"
+    path = house.versions.path("1")
+    assert path is not None and (path / "weights").read_text() == "another"
 
 
 async def test_serving_and_restarts_need_neither_registry_nor_store(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:

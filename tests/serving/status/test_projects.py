@@ -15,6 +15,7 @@ from infra.registry.client import EXPERIMENT_TAG, LOOK_TAG
 from infra.storage import cycles, looks, loop_runs, move_requests, moves
 from infra.storage.scope import Scope
 from serving.status.by_hand import KINDS
+from serving.status.sources import MOST_NAMED
 from tests.serving.fakes import ADMIN, House, experiment
 from tests.serving.helpers import ADMINISTRATOR, run_experiment
 from tests.serving.slots.test_loops import OwnLoop, web
@@ -158,6 +159,20 @@ async def test_an_unknown_project_gets_an_error_that_names_the_known_ones(both: 
         assert response.status_code == status and said in response.json()["error"]["message"]
         assert response.headers["content-type"] == "application/json"
     assert (await ask(both, "/?project=p1")).status_code == 200, "the figures of a project of the common loop"
+
+
+async def test_made_up_projects_fill_no_page(house: House) -> None:
+    """A token without projects of its own may name any: the settings' projects and the most used ones are listed."""
+    asked = [f"made-up-{n:04}" for n in range(2 * MOST_NAMED)]
+    for name in [*asked, "team", "team"]:
+        assert (await house.complete(headers={"X-Project-ID": name})).status_code == 200
+    listed = re.findall(r"<option(?: selected)?>([^<]+)</option>", await page(house, "/"))
+    assert len(listed) == MOST_NAMED and "team" in listed
+    assert f"<option disabled>and {MOST_NAMED + 1} more</option>" in await page(house, "/")
+    hidden = next(name for name in asked if name not in listed)
+    assert f"<option selected>{hidden}</option>" in await page(house, f"/?project={hidden}"), "it can still be asked for"
+    unknown = (await ask(house, "/?project=nope")).json()["error"]["message"]
+    assert f"or one of {MOST_NAMED + 1} more, got 'nope'" in unknown and len(unknown) < 1000
 
 
 async def test_an_administrator_of_one_project_neither_sees_nor_moves_another(both: House) -> None:

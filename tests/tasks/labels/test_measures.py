@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.model.language import language
 from infra.records import Completion, Feedback, MeasuredGroup, Measures
+from infra.records.measures import OTHER_LANGUAGES
 from tasks.labels import measures
-from tasks.labels.measures import deciles, measure
+from tasks.labels.measures import MOST_LANGUAGES, deciles, measure
 from tests.tasks.labels.test_accounting import account
 from tests.tasks.labels.test_hindsight import LIMITS, TEXT, asked, behind
 from tests.tasks.made import NOW, completion, feedback
@@ -145,6 +147,19 @@ def test_groups_divide_all_requests() -> None:
             total += sums if by == kind else Measures()
         assert total == found["all", ""]
     assert found["activity", "1"].requests == 1 + 2 and found["activity", "10"].requests == 19 + 20
+
+
+def test_made_up_languages_share_a_group() -> None:
+    many = [f"made-up-{n:03}" for n in range(MOST_LANGUAGES + 5)]
+    requests = [
+        completion(f"{name}-{n}", user="u", prefix=f"{name}-{n} =", time=NOW + n, language=name)
+        for at, name in enumerate(many)
+        for n in range(2 if at < MOST_LANGUAGES else 1)
+    ]
+    events = [sent(r, "accepted", time=NOW + 100) for r in requests]
+    found = {name: sums.requests for (by, name), sums in groups(requests, events).items() if by == "language"}
+    assert found == dict.fromkeys(many[:MOST_LANGUAGES], 2) | {OTHER_LANGUAGES: 5}
+    assert language(name=OTHER_LANGUAGES) == "", "no request has this language"
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=120))

@@ -8,6 +8,7 @@ import pytest
 
 from infra.records import Profile, Quarantined, Sample
 from infra.settings.schema import Collect
+from infra.storage import cycles
 from tasks.validation import quarantine
 from tasks.validation.batch import BatchStats, Bounds, batch_stats, bounds
 from tasks.validation.drift import LEAST_CYCLES, earlier, merged, profile, rate_range
@@ -197,3 +198,12 @@ def test_quarantined_requests_are_written_once_with_reason_and_without_secrets()
     assert json.loads(records[0].row)["token_ids"] == list(bad[0].token_ids)
     assert records[1].row == ""
     assert quarantine.write(store, "cycle-000001", []) is None
+
+
+def test_two_validations_at_once_keep_their_own_pages_and_those_of_earlier_code_keep_their_names() -> None:
+    store = MemoryStore()
+    first, second = (quarantine.write_docs(store, "cycle-000001", {"samples": page}) for page in ("<p>1</p>", "<p>2</p>"))
+    assert [store.get(key) for key in (*first, *second)] == [b"<p>1</p>", b"<p>2</p>"]
+    assert quarantine.write_docs(store, "cycle-000001", {"samples": "<p>1</p>"}) == first, "the same page is the same object"
+    earlier = "cycles/cycle-000001/docs/samples.html"
+    assert {cycles.docs_name(key) for key in (*first, *second, earlier)} == {"samples.html"}

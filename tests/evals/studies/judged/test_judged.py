@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from evals.studies.judged import cycles
-from evals.studies.judged.run import RESULT, rows_of
+from evals.studies.judged.run import RESULT, as_json, rows_of
 from evals.studies.judged.settings import Judged, StudySettings, load, same
 from evals.studies.judged.split import TooFewPlaces, split_of
 from infra.cli import main
@@ -115,6 +116,15 @@ def test_the_table_compares_with_the_first_model_where_both_have_a_score() -> No
         10,
     )
     assert second.score.places == 30
+
+
+def test_a_result_of_a_judge_that_failed_everywhere_is_json() -> None:
+    places = [Position(f"{n}.py", 0, "", "", "x") for n in range(4)]
+    rows = rows_of({"base": np.full(4, 5.0), "ours": np.full(4, np.nan)}, places, 6.0)
+    unknown: list[str] = []
+    read = json.loads(as_json({"rows": [asdict(row) for row in rows]}), parse_constant=unknown.append)
+    assert not unknown and read["rows"][1]["accepted"] is None and read["rows"][1]["failed"] == 4
+    assert read["rows"][0]["score"]["estimate"] == 5.0
 
 
 def test_the_published_experiment_is_a_settings_file() -> None:
