@@ -72,7 +72,6 @@ NOT_RUN = {
     r"python -m tasks\.trainer\.(node|worker|pod)": "serves a flow until it ends; tests/tasks/trainer starts it",
     r"python -m (serving|serving\.engine(\.pair)?)( .*)?": "serves until it is stopped; `tabloop up` starts it",
     r"python -m flows\.\w+": "trains; tests/flows runs the flows",
-    r"python -m evals\.docs\.dashboards": "writes files of the repository; tests/evals/docs/test_dashboards.py compares them",
     r"tabloop exec python -m infra\.stack\.worker POOL process NAME": "serves until it ends; tests/test_restored.py starts it",
     r"prefect worker start.*": "serves until it is stopped; `tabloop up` starts it",
     r"(\.venv/bin/)?python -m dask .*": "serves until it is stopped; tests/flows/test_dask.py starts it",

@@ -31,9 +31,14 @@ from evals.bench.streams import raw_request, session, stream_completion, stream_
 from infra import settings as configuration
 from infra.registry.client import Registry
 from infra.settings import Settings
+from infra.settings.schema import Collect
 from tasks.evaluation.models.base import Text
 from tasks.experiments.planning import capacity as plan
 from tasks.experiments.planning import costs
+from tasks.labels import apart
+from tasks.labels.partitions import Partition, plan_window
+from tasks.labels.pipeline import JoinedPartition, join_partition, label_window
+from tasks.labels.window import Window
 
 COMPLETIONS, STREAMS = Size(full=2_000, quick=100), 32
 TEXT = "value = compute_something(first, second)"
@@ -212,7 +217,7 @@ def of_look(folder: Path, requests: int, objects: int, days: float, core: float)
 def of_join(folder: Path, requests: int, objects: int, days: float, core: float) -> list[Figure]:
     """Return the CPU and memory of a cycle's join, beside the plan's."""
     make(folder, requests, objects, days)
-    found = in_new_process(scale.measure_join, folder, days)
+    found = in_new_process(measure_join, folder, days)
     name, rows = f"capacity.join_{requests}_a_day_{days:g}_days", found["requests"]
     return [
         figure(name, found["cpu"], "s of CPU"),
@@ -220,6 +225,22 @@ def of_join(folder: Path, requests: int, objects: int, days: float, core: float)
         figure(f"{name}_memory", found["memory"], "MB more"),
         compared(f"{name}_memory", (plan.join_memory(rows, 0)[0] - costs.FLOW_BYTES.value) / 2**20, found["memory"]),
     ]
+
+
+def measure_join(folder: Path, days: float) -> dict[str, float]:
+    """Return what a cycle's join of a window of so many days costs; the window is one that threads join (apart.LEAST_APART)."""
+    store, collect, since = scale.CountingStore(folder), Collect(), scale.END - days * scale.DAY
+    before, began = scale.used_memory(), time.process_time()
+    window = Window(since=since, until=scale.END, oldest=since, known={})
+    planned = plan_window(store, window, scale.END, collect.join_seconds, hindsight=collect.hindsight)
+    with apart.joiners(planned.partitions) as pool:
+
+        def join_all(parts: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
+            return list(pool.map(lambda part: join_partition(store, part, tokens=tokens), parts))
+
+        rows = label_window(store, planned, join_all=join_all).requests.height
+    cpu, memory = time.process_time() - began, scale.used_memory() - before
+    return {"gets": store.sent["gets"], "cpu": cpu, "memory": memory, "requests": rows}
 
 
 def registry_reads(settings: Settings, seconds: float) -> float:

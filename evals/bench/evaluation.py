@@ -15,9 +15,9 @@ from evals.bench.rigs.servers import in_new_process
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.settings.schema import Sampling
+from tasks.evaluation.gate.intervals import estimates
 from tasks.evaluation.gate.verdict import gate_candidate
 from tasks.evaluation.heldout.build import held_out_positions
-from tasks.evaluation.metrics.intervals import estimates
 from tasks.evaluation.models.base import Models, Progress, Prompt
 from tasks.evaluation.models.completions import set_of
 from tasks.evaluation.models.engine import EngineModels, engine_models

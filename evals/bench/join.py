@@ -1,10 +1,9 @@
 """The data path's benchmark.
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
-Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once for them in fewer
-partitions, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled text and
-context lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this machine; no
-network is measured.
+Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once without hindsight, once
+for twice as many over twice the hours, each in a process of its own. Settled text and context lines become tokens of as many
+samples as a production's cycle trains on. Objects lie on the disk of this machine; no network is measured.
 """
 
 import os
@@ -30,7 +29,7 @@ from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.labels import apart, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.context_lines import with_context_lines
-from tasks.labels.partitions import LEAST_REQUESTS, plan_window
+from tasks.labels.partitions import plan_window
 from tasks.labels.pipeline import merge_partitions
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
@@ -61,8 +60,6 @@ TARGET_CYCLE_MEGABYTES = 2048.0
 """Of a cycle that trains on TRAINED of the requests, in place of all."""
 TARGET_TWICE = 2.2
 TARGET_HINDSIGHT = 1.5
-TARGET_FLAT = 1.1  # memory with so many times the partitions, over that with fewer
-PARTITIONS_FEWER = 4
 
 
 class FolderStore(ObjectStore):
@@ -207,12 +204,10 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
     )
 
 
-def measure(
-    folder: Path, hours: int, served: int, least: int, hindsight: bool, trained: int, chosen: int | None = None
-) -> dict[str, float]:
+def measure(folder: Path, hours: int, served: int, hindsight: bool, trained: int, chosen: int | None = None) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, their total, and the memory.
 
-    `least`: requests that a partition holds up to. `trained`: samples of which written text becomes tokens; with 0 this is not
+    `trained`: samples of which written text becomes tokens; with 0 this is not
     measured. `chosen`: samples of the batch; None: all that there are.
     """
     collect = Collect(max_samples=chosen or served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
@@ -227,7 +222,7 @@ def measure(
     settings = Settings(collect=collect)
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
-    plan = plan_window(store, window, now, settings.collect.join_seconds, least, settings.collect.hindsight)
+    plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)
     done("plan")
     with apart.joiners(plan.partitions) as pool:
         joined_parts = list(pool.map(partial(apart.join_with, partial(FolderStore, folder)), plan.partitions))
@@ -275,38 +270,35 @@ def settled_tokens(collect: Collect) -> SettledTokens:
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
-    """Make completions, join them with and without hindsight and in fewer partitions, then twice as many.
+    """Make completions, join them with and without hindsight, then twice as many.
 
     Each time in a process of its own, whose memory is measured.
     """
     completions, trained, hours = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
     per_hour = completions // hours
-    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 8, share=1.0) as part:
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 7, share=1.0) as part:
         store = FolderStore(Path(folder))
 
-        def joined(end: int, least: int, hindsight: bool = True, trained: int = 0, chosen: int | None = None) -> dict[str, float]:
-            found = in_new_process(measure, Path(folder), end, served, least, hindsight, trained, chosen)
+        def joined(end: int, hindsight: bool = True, trained: int = 0, chosen: int | None = None) -> dict[str, float]:
+            found = in_new_process(measure, Path(folder), end, served, hindsight, trained, chosen)
             part.advance()
             return found
 
         served = make(store, per_hour, range(hours))
         part.advance()
-        once = joined(hours, LEAST_REQUESTS, trained=trained)
+        once = joined(hours, trained=trained)
         yield from of_one_run(once, completions, per_hour * hours)
-        cycle = joined(hours, LEAST_REQUESTS, chosen=trained)
+        cycle = joined(hours, chosen=trained)
         yield figure("join.cycle_total", cycle["total"], f"s for a batch of {trained}", most=_most_seconds(completions))
         yield figure("join.cycle_cpu", cycle["cpu"], "s")
         yield figure("join.cycle_memory", cycle["memory"], "MB", most=TARGET_CYCLE_MEGABYTES)
-        without = joined(hours, LEAST_REQUESTS, hindsight=False)
+        without = joined(hours, hindsight=False)
         yield figure("join.without_hindsight", without["total"], "s")
         yield figure("join.hindsight", once["total"] / without["total"], "times the time without", most=TARGET_HINDSIGHT)
         yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
-        fewer = joined(hours, LEAST_REQUESTS * PARTITIONS_FEWER)
-        yield figure("join.fewer_partitions", fewer["partitions"], "")
-        yield figure("join.memory_of_more_partitions", once["memory"] / fewer["memory"], "of that of fewer", most=TARGET_FLAT)
         served += make(store, per_hour, range(hours, 2 * hours))
         part.advance()
-        twice = joined(2 * hours, LEAST_REQUESTS)
+        twice = joined(2 * hours)
     yield figure("join.twice", twice["total"] / once["total"], "times the time", most=TARGET_TWICE)
     yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
     yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)

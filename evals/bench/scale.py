@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -29,10 +29,6 @@ from infra.settings.schema import Collect, Experiment
 from infra.storage.store import ObjectStore
 from tasks.experiments.controller.look import ObservedTest, look
 from tasks.experiments.planning.plan import make_plan
-from tasks.labels import apart
-from tasks.labels.partitions import Partition, plan_window
-from tasks.labels.pipeline import JoinedPartition, join_partition, label_window
-from tasks.labels.window import Window
 
 DAYS = Size(full=(2, 4, 8, 16, 32), quick=(1, 2, 4))
 REQUESTS = Size(full=5_000, quick=1_200)
@@ -43,7 +39,6 @@ USERS = 60
 DAY, HOUR = 86_400.0, 3_600.0
 END = 1_800_000_000.0 - 1_800_000_000.0 % DAY + 14.5 * HOUR
 """Time of the first look, in the middle of an hour."""
-WEEK = 7.0
 PAGE = 1_000
 """Keys that a listing of S3 returns at most."""
 TARGET_GETS, TARGET_SECONDS, TARGET_GROWTH = 500.0, 2.0, 1.1
@@ -117,42 +112,28 @@ def measure(folder: Path, days: float, now: float) -> dict[str, float]:
     """Return what a look at a test of so many days costs: requests to the store, CPU seconds, and megabytes of memory."""
     store, experiment = CountingStore(folder), experiment_of(days)
     assert experiment.plan
-    before, cpu = _memory(), time.process_time()
+    before, cpu = used_memory(), time.process_time()
     found = look(ObservedTest(store, experiment, experiment.plan, now, 6.0), Aliases("1", "2", experiment, None))
     cpu = time.process_time() - cpu
     assert found.verdict.verdict == "undecided", found.verdict.reason
     return {
         **store.sent,
-        **{"cpu": cpu, "memory": _memory() - before, "requests": sum(found.verdict.requests.values())},
+        **{"cpu": cpu, "memory": used_memory() - before, "requests": sum(found.verdict.requests.values())},
     }
 
 
-def measure_join(folder: Path, days: float) -> dict[str, float]:
-    """Return what a cycle's join of a window of so many days costs; the window is one that threads join (apart.LEAST_APART)."""
-    store, collect = CountingStore(folder), Collect()
-    before, cpu = _memory(), time.process_time()
-    window = Window(since=END - days * DAY, until=END, oldest=END - days * DAY, known={})
-    plan = plan_window(store, window, END, collect.join_seconds, hindsight=collect.hindsight)
-    with apart.joiners(plan.partitions) as pool:
-
-        def join_all(parts: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
-            return list(pool.map(lambda part: join_partition(store, part, tokens=tokens), parts))
-
-        rows = label_window(store, plan, join_all=join_all).requests.height
-    return {"gets": store.sent["gets"], "cpu": time.process_time() - cpu, "memory": _memory() - before, "requests": rows}
-
-
-def _memory() -> float:
+def used_memory() -> float:
+    """Return the highest memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
-    """Make events, and look at tests of more and more days; then join the window of a cycle."""
+    """Make events, and look at tests of more and more days."""
     sizes = DAYS.of(bench.quick)
     requests, objects = REQUESTS.of(bench.quick), OBJECTS.of(bench.quick)
     with (
         tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder,
-        bench.part("looks", 2 + 3 * len(sizes), share=1.0) as part,
+        bench.part("looks", 1 + 3 * len(sizes), share=1.0) as part,
     ):
         root = Path(folder)
         for days, since in zip(sizes, (0.0, *sizes), strict=False):
@@ -163,14 +144,11 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
             shutil.rmtree(root / "counted", ignore_errors=True)
             later[days] = found = measured(root, days, requests, objects, part.advance)
             yield from of_test(days, found)
-        joined = in_new_process(measure_join, root, min(WEEK, sizes[-1]))
-        part.advance()
     for name in ("gets", "cpu", "bytes"):
         growth = [twice["later"][name] / max(once["later"][name], 1e-9) for once, twice in pairwise(later.values())]
         most = TARGET_GROWTH if name != "bytes" else None
         yield figure(f"scale.growth_{name}", float(np.exp(np.mean(np.log(growth)))), "times for twice the days", most=most)
         yield figure(f"scale.growth_{name}_last", growth[-1], "times from the last but one to the last size")
-    yield from (figure(f"scale.join_{name}", value, unit) for name, value, unit in _units(joined))
 
 
 def measured(root: Path, days: float, requests: int, objects: int, advance: Callable[[], None]) -> dict[str, dict[str, float]]:

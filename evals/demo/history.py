@@ -1,19 +1,19 @@
 """The past of the loop, read from the object store and the registry: cycles, decisions, aliases."""
 
 import io
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from evals.demo.record import CycleRow, ExperimentRow, MetricSequence, SequencePoint, Step
+from evals.demo.record import CycleRow, ExperimentRow, Step
 from infra.model.showing import FILE
 from infra.pages.experiment_view import confidence_sequences
 from infra.records import Decision, ExperimentRecord
 from infra.registry.client import Aliases, Registry
 from infra.storage import cycles, looks
 from infra.storage.store import ObjectStore
+from tasks.versions.review import object_of
 
 MOST_LOOKS = 60
 """Looks of a test in the report, about: enough for a chart."""
@@ -54,8 +54,8 @@ def cycle_rows(store: ObjectStore, state: LoopState) -> list[CycleRow]:
 
 def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, Any]) -> CycleRow:
     manifest = cycles.manifest_of(store, cycle)
-    training = _json(store, cycles.key(cycle, "training.json"))
-    evaluation = _json(store, cycles.key(cycle, "evaluation.json"))
+    training = object_of(store, cycle, "training.json")
+    evaluation = object_of(store, cycle, "evaluation.json")
     decision = state.decisions.get(outcome["experiment"])
     decided: dict[str, Any] = {"verdict": "refused" if outcome["result"] == "refused" else "running", "reason": outcome["reason"]}
     if decision:
@@ -78,7 +78,7 @@ def _row(store: ObjectStore, state: LoopState, cycle: str, outcome: dict[str, An
         kl=last_step.get("kl"),
         logprob_difference=training.get("logprob_difference_max"),
         judge=evaluation.get("candidate", {}).get("judged"),
-        calibration=_json(store, cycles.key(cycle, FILE)).get("reliability"),
+        calibration=object_of(store, cycle, FILE).get("reliability"),
         steps=[Step(**{name: step.get(name) for name in Step.model_fields}) for step in steps],
         **decided,
     )
@@ -99,16 +99,7 @@ def _experiment(store: ObjectStore, state: LoopState, name: str) -> ExperimentRo
         verdict=decision.verdict.verdict if decision else "running",
         reason=decision.verdict.reason if decision else "",
         result=decision.verdict if decision else seen[-1].verdict if seen else None,
-        sequences=[
-            MetricSequence(
-                title=drawn.title,
-                description=drawn.description,
-                points=[SequencePoint(requests=p.x, estimate=p.value, low=p.low, high=p.high) for p in drawn.points],
-                planned_requests=drawn.end,
-                margins=list(drawn.margins),
-            )
-            for drawn in (confidence_sequences(seen, record.plan) if record.plan else ())
-        ],
+        sequences=confidence_sequences(seen, record.plan) if record.plan else [],
     )
 
 
@@ -127,11 +118,3 @@ def request_rows(store: ObjectStore, state: LoopState) -> list[dict[str, Any]]:
         if "exploring" in table.column_names:
             rows |= {row["id"]: row for row in table.select(["id", "user", "bucket", "exploring", "accepted"]).to_pylist()}
     return list(rows.values())
-
-
-def _json(store: ObjectStore, key: str) -> dict[str, Any]:
-    """Return an object, or an empty one if the store has none."""
-    try:
-        return json.loads(store.get(key))
-    except KeyError:
-        return {}

@@ -12,9 +12,9 @@ from pygments.token import Comment, Keyword, Literal, Name, Number, Operator, St
 from pygments.util import ClassNotFound
 
 from evals.demo import report as words
-from evals.demo.record import CycleRow, ExperimentRow, MetricSequence, Rate, Report
+from evals.demo.record import CycleRow, ExperimentRow, Rate, Report
 from infra.pages import charts, figures
-from infra.pages.charts import Chart, ConfidenceSequence, Point
+from infra.pages.charts import Chart, Point
 from infra.pages.experiment_view import sequence_chart
 from infra.records import RATIOS
 from infra.settings import Settings
@@ -158,12 +158,6 @@ def _cells(name: str, rate: Rate) -> tuple[str, str, str, str, str]:
     return name, f"{rate.rate:.2%}", f"{rate.low:.2%}", f"{rate.high:.2%}", str(rate.n)
 
 
-def _sequence(row: MetricSequence) -> Chart:
-    points = [Point(p.requests, p.estimate, p.low, p.high) for p in row.points]
-    of, ends = "requests on the smaller arm", tuple(row.margins)
-    return sequence_chart(ConfidenceSequence(row.title, row.description, points, of, row.planned_requests, ends))
-
-
 def _training(rows: Sequence[CycleRow]) -> list[Chart]:
     if not rows:
         return []
@@ -180,7 +174,7 @@ def _training(rows: Sequence[CycleRow]) -> list[Chart]:
 def _drawn(test: ExperimentRow) -> list[Chart]:
     """Return the charts of a test: the acceptance of its arms, and the sequence of each success metric."""
     tested = _tested(test)
-    return [*([tested] if tested else []), *(_sequence(each) for each in test.sequences)]
+    return [*([tested] if tested else []), *map(sequence_chart, test.sequences)]
 
 
 def _curve(title: str, values: Sequence[tuple[str, float]], groups: Sequence[tuple[str, int]]) -> Chart:

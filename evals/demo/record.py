@@ -6,6 +6,7 @@ from pydantic import Field
 
 from evals.developers.draws import DeveloperKind
 from evals.developers.grounds import Ground
+from infra.pages.charts import ConfidenceSequence
 from infra.records import MeasuredGroup, Rate, Record, Verdict, VerdictName
 from tasks.showing.reliability import Reliability
 
@@ -129,28 +130,6 @@ class CycleRow(Record):
     """Steps of the update, in order."""
 
 
-class SequencePoint(Record):
-    """What was known of a metric at one look."""
-
-    requests: float
-    """Requests on the smaller arm."""
-    estimate: float
-    """Challenger minus champion."""
-    low: float | None
-    high: float | None
-
-
-class MetricSequence(Record):
-    """The confidence sequence of a success metric over the requests of one test."""
-
-    title: str
-    description: str
-    points: list[SequencePoint]
-    planned_requests: float
-    margins: list[float]
-    """Bounds that the difference must not pass."""
-
-
 class ExperimentRow(Record):
     """One A/B test."""
 
@@ -159,7 +138,7 @@ class ExperimentRow(Record):
     challenger: str
     verdict: VerdictName | Literal["running"]
     reason: str
-    sequences: list[MetricSequence]
+    sequences: list[ConfidenceSequence]
     """One for each success metric of its plan; none before the first look."""
     result: Verdict | None = None
     """The verdict, or before it the newest look, with both arms' figures; none before the first look."""

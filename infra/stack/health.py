@@ -5,10 +5,9 @@ import time
 import httpx
 
 from infra import settings as settings_
-from infra.http import authorization
-from infra.http.csrf import CsrfTokens
 from infra.registry.client import NoAnswer
 from infra.settings import Settings
+from infra.stack import prefect_api
 from infra.storage import loop_runs
 from infra.storage.loop_runs import SLOW_SECONDS, Sign
 from infra.storage.scope import scopes_of
@@ -40,15 +39,10 @@ def signs(settings: Settings, now: float) -> dict[str, list[Sign]]:
 
 def _prefect(settings: Settings) -> tuple[Sign, dict[str, bool] | None]:
     """Return how Prefect's server answers, and which schedules are on; None without an answer."""
-    orchestration, began = settings.orchestration, time.monotonic()
+    began = time.monotonic()
     try:
-        found = httpx.post(
-            f"{orchestration.api}/deployments/filter",
-            json={},
-            headers=authorization.of_prefect(orchestration),
-            auth=CsrfTokens(orchestration.api),
-            timeout=PREFECT_SECONDS,
-        ).raise_for_status()
+        with prefect_api.connect(settings) as http:
+            found = http.post("deployments/filter", json={}, timeout=PREFECT_SECONDS).raise_for_status()
     except httpx.HTTPError as error:
         return Sign("prefect", f"no answer: {error or type(error).__name__}", False), None
     seconds = time.monotonic() - began

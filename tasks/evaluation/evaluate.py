@@ -10,10 +10,10 @@ from infra.settings import Settings
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
 from tasks.evaluation.cycle_sets import ScoredSet
+from tasks.evaluation.gate.intervals import estimate, estimates
 from tasks.evaluation.gate.verdict import Finding, GateResult, Verdict, gate_candidate
 from tasks.evaluation.heldout.sets import FOLDER
 from tasks.evaluation.judge.calibration import Calibration
-from tasks.evaluation.metrics.intervals import estimate, estimates
 from tasks.evaluation.models.base import Models
 from tasks.evaluation.sandbox.scored import with_tests
 from tasks.evaluation.scores import PositionScore, Scores

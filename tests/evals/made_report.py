@@ -10,12 +10,11 @@ from evals.demo.record import (
     ExperimentRow,
     Exploration,
     GroundRow,
-    MetricSequence,
     RateAt,
     Report,
-    SequencePoint,
     Step,
 )
+from infra.pages.charts import ConfidenceSequence, Point
 from infra.records import MeasuredGroup, Measures, Rate, Verdict
 from tasks.showing.reliability import Bin, Reliability
 
@@ -104,16 +103,13 @@ def cycle(number: int, verdict: str) -> CycleRow:
 
 
 def experiment(challenger: str, verdict: str) -> ExperimentRow:
-    def sequence(metric: str) -> MetricSequence:
-        points = [
-            SequencePoint(requests=20.0 * look, estimate=0.02, low=0.02 - 0.6 / look, high=0.02 + 0.6 / look)
-            for look in range(1, 60)
-        ]
-        return MetricSequence(
+    def sequence(metric: str) -> ConfidenceSequence:
+        return ConfidenceSequence(
             title=f"{metric} per request (more is better), 99.83 % confidence sequence",
             description="Difference, challenger minus champion. Zero is no difference.",
-            points=points,
-            planned_requests=1500,
+            points=[Point(20.0 * look, 0.02, 0.02 - 0.6 / look, 0.02 + 0.6 / look) for look in range(1, 60)],
+            x_label="requests on the smaller arm",
+            end=1500,
             margins=[-0.024],
         )
 

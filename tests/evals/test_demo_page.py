@@ -71,8 +71,8 @@ def test_the_looks_of_each_test_are_read_with_its_verdict() -> None:
     assert (row.challenger, row.verdict) == ("2", "running")
     assert [sequence.title.split()[0] for sequence in row.sequences] == ["acceptance", "kept", "annoyances"]
     first = row.sequences[0]
-    assert [point.requests for point in first.points] == [100, 400, 1600] and first.planned_requests == shown.PLANNED
-    assert first.margins == [pytest.approx(-0.024)] and first.points[-1].estimate == 0.02
+    assert [point.x for point in first.points] == [100, 400, 1600] and first.end == shown.PLANNED
+    assert list(first.margins) == [pytest.approx(-0.024)] and first.points[-1].value == 0.02
 
 
 def test_a_cycle_has_the_figures_of_the_last_step_that_rewarded_actions_teach() -> None:

@@ -1,13 +1,12 @@
-"""Redaction: cost of an ordinary request, delay beside hostile ones, secrets that stay, ordinary code that loses anything.
+"""Redaction: cost of a request, wait of a long text beside hostile ones, secrets that stay, ordinary code that is lost.
 
-Ordinary code is the standard library and the installed packages without their tests, cut at random places as editors send it. The
-delay is that of the stack's answer to an innocent request while others send texts of a megabyte. A usual long text waits in the
-queue beside HOSTILE clients with a credential each, who send texts of made-up secrets, of the most characters that are kept,
-without a pause; their search runs in processes of its own, as in the app, and nothing is sent over the network.
+Ordinary code is the standard library and the installed packages without their tests, cut at random places as editors send it. A
+usual long text waits in the queue beside HOSTILE clients with a credential each, who send texts of made-up secrets, of the most
+characters that are kept, without a pause; their search runs in processes of its own, as in the app, and nothing is sent over the
+network. `tabloop bench hostile` measures what the app's other requests wait beside such texts.
 """
 
 import asyncio
-import json
 import random
 import statistics
 import string
@@ -16,12 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
-
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.redaction.corpus import hostile_texts, ordinary_requests, project_files
+from evals.bench.redaction.corpus import ordinary_requests, project_files
 from evals.bench.rigs.servers import in_new_process
-from evals.bench.streams import bearer
 from infra.model.language import language
 from infra.redaction.redactor import REDACTED, Redactor
 from infra.redaction.texts import Kept, Texts
@@ -33,14 +29,13 @@ PROJECT_FILES = (("kind_told", True, 2.0), ("kind_not_told", False, 3.5))
 PIECE = 7
 """Neighbouring characters of a secret that must not stay: fewer mean nothing and occur in other text by chance."""
 SEEDS = Size(full=3, quick=1)
-SECONDS, AT_ONCE, LEAST_ANSWERS = Size(full=5.0, quick=1.0), 4, 40
 HOSTILE, ANSWERS = 8, 100
 CHARACTERS = 30_000  # more than is kept
 PAUSE = 0.1  # seconds between two usual texts
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
-    """Measure the search for secrets, then the app's answers beside hostile requests."""
+    """Measure the search for secrets, then the queue of long texts."""
     yield from _ordinary(bench)
     with bench.part("project files", share=0.2):
         yield from _project_files(SEEDS.of(bench.quick))
@@ -48,13 +43,6 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         waited = in_new_process(usual_waits)
     yield figure("queue.delay.median_cpu", statistics.median(waited) * 1e3, "ms", most=20.0)
     yield figure("queue.delay.p95_cpu", statistics.quantiles(waited, n=20)[18] * 1e3, "ms")
-    seconds = SECONDS.of(bench.quick)
-    quiet = asyncio.run(_answer_seconds(settings, seconds, ""))
-    yield figure("answer.quiet", quiet * 1e3, "ms")
-    for name, text in hostile_texts(random.Random(0)).items():
-        with bench.part(f"answers beside {name}", share=0.02):
-            beside = asyncio.run(_answer_seconds(settings, seconds, text))
-        yield figure(f"answer.delay.{name.replace(' ', '_').replace('-', '_')}", (beside - quiet) * 1e3, "ms", most=20.0)
 
 
 def _ordinary(bench: Bench) -> Iterator[Figure]:
@@ -140,34 +128,3 @@ def texts_of_queue() -> tuple[Texts, Texts]:
     secrets = "".join(f'password = "{password}" # ghp_{token}\n' for password, token in pairs)
     code = "".join(f"    total_{n} = add(items[{rng.randrange(99)}], offset_{n})\n" for n in range(200))
     return Kept().cut(Texts(secrets, (secrets[:4_000],), secrets)), Texts(code[:8_000], ("pass",), code[:1_000], "py")
-
-
-async def _answer_seconds(settings: Settings, seconds: float, hostile: str) -> float:
-    """Return the 95th percentile of the seconds of an answer that waits for nothing but the event loop.
-
-    Meanwhile events with a hostile text as their prefix, if there is one, are sent AT_ONCE at a time.
-    """
-    serving, answers = settings.serving, list[float]()
-    address = serving.feedback_url
-    async with httpx.AsyncClient(base_url=address, headers=bearer(serving.token), timeout=60) as client:
-        until = asyncio.create_task(_attack(client, hostile, seconds) if hostile else asyncio.sleep(seconds))
-        while not until.done() or len(answers) < LEAST_ANSWERS:
-            began = time.perf_counter()
-            (await client.get("/health")).raise_for_status()
-            answers.append(time.perf_counter() - began)
-            await asyncio.sleep(0.01)
-        await until
-    return statistics.quantiles(answers, n=20)[18]
-
-
-async def _attack(client: httpx.AsyncClient, text: str, seconds: float) -> None:
-    event = {"name": "autocomplete", "data": {"completionId": "bench", "accepted": True, "prefix": text, "completion": "x"}}
-    body, until = json.dumps(event).encode(), time.monotonic() + seconds
-
-    async def send() -> None:
-        while time.monotonic() < until:
-            answer = await client.post("/v1/continue/events", content=body, headers={"Content-Type": "application/json"})
-            if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                answer.raise_for_status()  # a refused event delays nobody
-
-    await asyncio.gather(*(send() for _ in range(AT_ONCE)))

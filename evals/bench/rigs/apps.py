@@ -17,6 +17,7 @@ from evals.bench.streams import stream_completion
 from infra import settings as configuration
 from infra.settings import Settings
 from infra.storage.store import ObjectStore
+from serving.engine.__main__ import environment
 
 BUCKET = "tabloop-bench"  # bucket of the events of the benchmark's own app
 UP_SECONDS = 60.0
@@ -64,7 +65,7 @@ async def ready(port: int) -> None:
 
 @asynccontextmanager
 async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """Run vLLM's own OpenAI server of the base model with the stack's engine arguments. Yields the URL of its completions.
+    """Run vLLM's own OpenAI server of the base model as our engines are started. Yields the URL of its completions.
 
     Raises ServerError where the server does not start.
     """
@@ -80,14 +81,3 @@ async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIt
         url = f"{address}/v1/completions"
         await stream_completion(http, url, {"model": "plain", "prompt": "x", "max_tokens": 4, "stream": True})
         yield url
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of our engines (serving/engine): one thread, one process, no compiler if the engine is eager."""
-    cache = configuration.path(settings.stack.state).parent / "cache"
-    variables = {
-        **{"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        **{"VLLM_CACHE_ROOT": str(cache / "vllm"), "HF_HOME": str(cache / "huggingface")},
-    }
-    eager = settings.serving.engine_arguments.get("enforce_eager")
-    return variables | ({"TORCHDYNAMO_DISABLE": "1"} if eager else {})

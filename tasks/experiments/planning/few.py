@@ -31,13 +31,11 @@ def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
     """Return why no test of the longest duration finds the gain that is asked for, and how long one would take."""
     plan, gain = make_plan(settings.experiment, settings.collect), settings.experiment.gain
     longest = settings.experiment.max_seconds / DAY or planner.MAX_DAYS
-    counted = {design: traffic.counted(design) for design in planner.designs_of(settings.experiment)}
-    obstacles = {design: planner.obstacle_of(each.users, plan, design) for design, each in counted.items()}
-    possible = [design for design in counted if not obstacles[design]]
-    if not possible or not traffic.sums["judged"].sum():
-        lacks = list(obstacles.values())[-1] or "no request of these days was judged"
-        return _found(now, f"An A/B test cannot end with a verdict, since there are too few users or labels ({lacks})", None, "")
-    errors = {design: planner.errors_of(traffic, plan, design) for design in possible}
+    counted, errors, lacks = planner.possible_designs(traffic, settings.experiment, plan)
+    if not errors:
+        return _found(
+            now, f"An A/B test cannot end with a verdict, since there are too few users or labels ({lacks[-1]})", None, ""
+        )
 
     def finds(days: float) -> float:
         """Return the smallest gain that is found in so many days."""

@@ -235,15 +235,10 @@ def _prospect(traffic: Traffic, plan: Plan, design: Design) -> Prospect:
 def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposal:
     """Return the settings of the next test, with open ones chosen from the traffic."""
     plan = make_plan(settings, collect)
-    counted = {design: traffic.counted(design) for design in designs_of(settings)}
-    obstacles = {design: obstacle_of(each.users, plan, design) for design, each in counted.items()}
-    possible = [design for design in counted if not obstacles[design]]
-    if not possible or not traffic.sums["judged"].sum():
-        lacks = "; ".join(filter(None, obstacles.values())) or "no request of the last days was judged"
-        return Proposal(
-            unplanned(settings), f"nothing to plan from: {lacks}. Let more developers take part (serving.terms.experiments)"
-        )
-    errors = {design: errors_of(traffic, plan, design) for design in possible}
+    counted, errors, lacks = possible_designs(traffic, settings, plan)
+    if not errors:
+        reason = f"nothing to plan from: {'; '.join(lacks)}. Let more developers take part (serving.terms.experiments)"
+        return Proposal(unplanned(settings), reason)
     # Without inferiority the margins decide: time is better than wider ones, where there is enough of it.
     fast, durations = plan.mode == "non_inferiority", _durations(settings)
     for days in durations:
@@ -261,9 +256,18 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
     return _chosen(counted[best], settings, plan, best, days, errors[best], gains[best])
 
 
-def designs_of(settings: Experiment) -> tuple[Design, ...]:
-    """Return the designs that a setting leaves open."""
-    return ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
+def possible_designs(
+    traffic: Traffic, settings: Experiment, plan: Plan
+) -> tuple[dict[Design, Traffic], dict[Design, Errors], list[str]]:
+    """Return what counts by each design that a setting leaves open, and the errors of those that can end with a verdict; without
+    any, what is lacking."""
+    designs: tuple[Design, ...] = ("by_user", "crossover") if settings.design == "auto" else (settings.design,)
+    counted = {design: traffic.counted(design) for design in designs}
+    obstacles = {design: obstacle_of(each.users, plan, design) for design, each in counted.items()}
+    possible = [design for design in designs if not obstacles[design]]
+    if possible and traffic.sums["judged"].sum():
+        return counted, {design: errors_of(traffic, plan, design) for design in possible}, []
+    return counted, {}, ["no request of these days was judged"] if possible else list(obstacles.values())
 
 
 def _durations(settings: Experiment) -> list[float]:

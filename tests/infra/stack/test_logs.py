@@ -9,11 +9,7 @@ from infra.stack import logs
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
-@pytest.mark.parametrize("block", [3, 1 << 16])
-def test_the_last_lines_are_those_of_a_plain_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, block: int
-) -> None:
-    monkeypatch.setattr(logs, "BLOCK", block)
+def test_the_last_lines_are_those_of_a_plain_reading(tmp_path: Path, count: int) -> None:
     for text in ("", "one\n", "one\ntwo", "a\n\nb\n", "".join(f"line {n}\n" for n in range(40))):
         (log := tmp_path / "part.log").write_text(text)
         assert list(logs.lines(log, count)) == text.splitlines()[-count:], text

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from tasks.evaluation.gate.intervals import Estimate, estimate, estimates
 from tasks.evaluation.metrics import identifiers
 from tasks.evaluation.metrics.habits import comment_share, repetition
-from tasks.evaluation.metrics.intervals import Estimate, estimate, estimates
 from tasks.evaluation.metrics.place import measure
 from tasks.evaluation.positions import Position
 
@@ -117,11 +117,11 @@ def test_a_metric_counts_where_it_applies() -> None:
 def test_intervals_by_file_cover_the_true_mean_where_places_of_a_file_are_alike() -> None:
     rng = np.random.default_rng(3)
     covered, by_place = 0, 0
-    for trial in range(100):
+    for _ in range(100):
         effects = rng.normal(0, 1, 40)
         member = rng.integers(0, 40, 400)
         values = (effects[member] + rng.normal(0, 0.5, 400)).tolist()
-        found = estimate(values, [str(file) for file in member], trial)
+        found = estimate(values, [str(file) for file in member])
         assert found.low is not None and found.high is not None
         covered += found.low <= 0 <= found.high
         half = 1.96 * np.std(values) / np.sqrt(400)

@@ -1,1 +1,0 @@
-"""Grafana's dashboards as typed code; infra/chart/dashboards/ holds the JSON that it writes."""
