@@ -313,6 +313,16 @@ class Serving(Section):
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # who listens on all is reached by loopback
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def terms_of(self, project: str, user: str) -> Terms:
+        """Return the combined terms of a project and a user, by keyed hash: both must consent."""
+        of_project, of_user = self.projects.get(project, self.terms), self.users.get(user, UserTerms())
+        return Terms(
+            logged=of_project.logged and of_user.logged,
+            experiments=of_project.experiments and of_user.experiments,
+            version=of_user.version or of_project.version,
+            level=of_user.level or of_project.level,
+        )
+
     @property
     def own_champions(self) -> frozenset[str]:
         """Projects with a champion of their own."""

@@ -341,12 +341,15 @@ def test_moves_by_hand_of_a_project_are_no_earlier_champions_of_the_common_loop(
 def test_a_plan_says_which_projects_are_large_enough() -> None:
     chosen = SETTINGS.collect.model_copy(update={"max_user_share": 0.1, "min_samples": 30})
     experiment = SETTINGS.experiment.model_copy(update={"mode": "non_inferiority", "min_users": 10, "design": "crossover"})
-    loops = Loops(SETTINGS.model_copy(update={"collect": chosen, "experiment": experiment}))
+    closed = {**OWN, "api": {"own_champion": True}}
+    serving = Serving.model_validate({"adapters": 8, "projects": closed, "terms": {"experiments": True}})
+    loops = Loops(SETTINGS.model_copy(update={"collect": chosen, "experiment": experiment, "serving": serving}))
     people = [(f"{n:032x}", project) for n in range(20) for project in ("web", "web", "docs")]
     loops.ship("a", [*people, *[(ADA, "api")] * 60])
     found = {size.project: size for size in outlook(loops.common.store, loops.common.settings, NOW + 3600, 7.0).projects}
     assert {name: size.large_enough for name, size in found.items()} == {"web": True, "docs": False, "api": False}
     assert "a cycle needs" not in str(found["docs"]) and "cycle: " in str(found["docs"]), "20 users, 20 requests a week of 30"
+    assert "test: nobody takes part, since serving.projects.api.experiments = false" in str(found["api"])
     assert str(found["api"]).endswith("cycle: it needs 10 users or more, since collect.max_user_share = 0.1, but has one")
 
 
