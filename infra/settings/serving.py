@@ -250,8 +250,8 @@ class Serving(Section):
     sampling: Sampling = Sampling()
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None
-    """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling. Its
-    exploring_share is that of serving.sampling."""
+    """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling.
+    Its exploring_share is that of serving.sampling."""
     showing: Showing = Showing()
     """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
@@ -291,8 +291,8 @@ class Serving(Section):
         if self.challenger_sampling and self.challenger_sampling.exploring_share != self.sampling.exploring_share:
             raise ValueError(
                 f"challenger_sampling.exploring_share = {self.challenger_sampling.exploring_share:g}, expected "
-                f"{self.sampling.exploring_share:g} as sampling.exploring_share is: no experiment counts what explores, so a user "
-                "would have fewer requests on one arm, and every A/B test would end as broken"
+                f"{self.sampling.exploring_share:g} as sampling.exploring_share is: no experiment counts what explores, so a "
+                "user would have fewer requests on one arm, and every A/B test would end as broken"
             )
         return self
 
