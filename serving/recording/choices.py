@@ -7,7 +7,7 @@ file holds them over a restart while the store is away. Before they are known, e
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from infra.stack import files
@@ -22,9 +22,14 @@ FOLLOW_SECONDS = 5.0
 class Choices:
     """The users who are recorded without text."""
 
-    def __init__(self, store: ObjectStore, file: Path) -> None:
-        """Read the copy in the file; the store is first read by `follow`."""
+    def __init__(self, store: ObjectStore, file: Path, forget: Callable[[Collection[str]], None] = lambda _: None) -> None:
+        """Read the copy in the file; the store is first read by `follow`.
+
+        `forget` is called with the names of users and projects that were forgotten since the last read: by an administrator, or
+        by a user at another replica.
+        """
         self.store = store
+        self._forget, self._forgotten = forget, frozenset[str]()
         self._file = file
         self._changes = 0
         self._names: frozenset[str] | None = None
@@ -63,12 +68,15 @@ class Choices:
         """Read the store; while it is away, what was known before counts."""
         before = self._changes
         try:
-            found = await asyncio.to_thread(choices.without_text, self.store)
+            opted_out, forgotten = await asyncio.to_thread(choices.without_text, self.store)
         except Exception as error:  # must not end `follow`: it is logged, and the next read tries again
             log.warning("the choices of users are not read: %s: %s", type(error).__name__, error)
             return
         if before == self._changes:  # else a choice was made here meanwhile, which the answer may lack
-            self._keep(found)
+            self._keep(opted_out | forgotten)
+        if new := forgotten - self._forgotten:
+            self._forgotten |= new
+            self._forget(new)
 
     def _keep(self, names: Iterable[str]) -> None:
         self._changes += 1
