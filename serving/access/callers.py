@@ -73,13 +73,13 @@ class Access:
         on_ignored_user: Callable[[], None] = lambda: None,
         on_unshared_rate: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
-        chose: Callable[[str], bool] = lambda _: False,
+        chose: Callable[[str, str], bool] = lambda user, project: False,
     ) -> None:
         """Read the tokens.
 
         `on_ignored_user` is called for each request that names another user without the role `users`, `on_unshared_rate` for
         each request that this replica counts alone, since Valkey does not answer. `chose` returns whether a user, by keyed hash,
-        is recorded without text by their own choice (recording/choices.py).
+        is recorded without text in a project by their own choice, or since one of both was forgotten (recording/choices.py).
 
         Raises:
             SystemExit: `user_secret` is missing, there is no token at all, or a token is described wrongly.
@@ -194,7 +194,7 @@ class Access:
             hashed,
             named.credential,
             client,
-            opted_out=opts_out or not terms.logged or self._chose(hashed),
+            opted_out=opts_out or not terms.logged or self._chose(hashed, project),
             experiments=terms.experiments,
             version=terms.version,
             level=terms.level,

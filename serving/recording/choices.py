@@ -1,4 +1,4 @@
-"""Who is recorded without text by their own choice: users who opted out on their own page, and users who were forgotten.
+"""Who is recorded without text: users who opted out on their own page, and users and projects that were forgotten.
 
 The object store holds the choices (infra/storage/choices.py), and every replica reads their names again and again. A copy in a
 file holds them over a restart while the store is away. Before they are known, every request is recorded without text.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from infra.stack import files
 from infra.storage import choices
+from infra.storage.events import tombstones
 from infra.storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ FOLLOW_SECONDS = 5.0
 
 
 class Choices:
-    """The users who are recorded without text."""
+    """The users and projects that are recorded without text."""
 
     def __init__(self, store: ObjectStore, file: Path, forget: Callable[[Collection[str]], None] = lambda _: None) -> None:
         """Read the copy in the file; the store is first read by `follow`.
@@ -41,9 +42,10 @@ class Choices:
             except ValueError:
                 log.error("%s: is not a list in JSON; requests are recorded without text until the object store is read", file)
 
-    def hold(self, user: str) -> bool:
-        """Return whether a user's requests are recorded without text; `user` is the keyed hash."""
-        return self._names is None or choices.name(user) in self._names
+    def hold(self, user: str, project: str = "") -> bool:
+        """Return whether a user's requests are recorded without text, in a project; `user` is the keyed hash."""
+        names = self._names
+        return names is None or choices.name(user) in names or tombstones.digest("project", project) in names
 
     async def opt_out(self, user: str, now: float) -> None:
         """Record a user without text from now on. Raises the store's errors; then nothing has changed."""

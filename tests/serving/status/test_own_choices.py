@@ -173,6 +173,16 @@ async def test_no_replica_remembers_who_was_forgotten_elsewhere(team: House, kin
     assert len(team.recorder.served.of_user(HASH_OF_BOB)) == 1, "of another project"
 
 
+async def test_requests_of_a_project_that_was_forgotten_are_recorded_without_text(team: House) -> None:
+    await team.complete(headers=AS_ADA)
+    (project,) = {row.project for row in team.rows("completions")}
+    tombstones.write(team.store, Forgotten(kind="project", subject=project, time=1.0, by="root", reason="sold"))
+    await team.choices.read()
+    await team.complete(headers=AS_ADA)
+    await team.complete(headers=AS_BOB)
+    assert texts(team, HASH_OF_ADA) == [TEXT, ""] and texts(team, HASH_OF_BOB) == [TEXT]
+
+
 async def test_choices_hold_over_a_restart_without_the_store_and_are_unknown_at_first(tmp_path: Path) -> None:
     store, file = MemoryStore(), tmp_path / "state" / "choices.json"
     first = Choices(store, file)
