@@ -152,7 +152,7 @@ def wire(
     spool = Spool(settings_.path(serving.spool))
     store = ObjectStore.connect(settings.store)
     shipper = Shipper(spool, store, serving.ship_seconds, traces)
-    choices = Choices(store, settings_.path(serving.state) / "choices.json")
+    choices = Choices(store, settings_.path(serving.state) / "choices.json", lambda names: recorder.forget(names))
     access = Access(serving, metrics.ignored_users.inc, metrics.unshared_rates.inc, chose=choices.hold)
     hosts = accepted_hosts(serving)
     sampling = policy(settings)

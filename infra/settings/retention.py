@@ -7,7 +7,8 @@ from infra.settings.section import Section
 
 class Retention(Section):
     events_days: float = Field(90.0, gt=0)
-    """Days to keep events. At least nine, since cycles look back a week."""
+    """Days to keep events. At least nine, since cycles look back a week, and three more than the longest test with its watch: 32
+    where `experiment.max_seconds` is 0."""
     cycles_days: float = Field(180.0, gt=0)
     """Days to keep the rows of a finished cycle: samples, quarantined rows, validation pages, the held-out set of the team. Its
     manifest and outcome stay."""

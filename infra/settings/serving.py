@@ -250,7 +250,8 @@ class Serving(Section):
     sampling: Sampling = Sampling()
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None
-    """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling."""
+    """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling.
+    Its exploring_share is that of serving.sampling."""
     showing: Showing = Showing()
     """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")
@@ -286,6 +287,16 @@ class Serving(Section):
     """How the app ends."""
 
     @model_validator(mode="after")
+    def _both_arms_explore_as_often(self) -> Self:
+        if self.challenger_sampling and self.challenger_sampling.exploring_share != self.sampling.exploring_share:
+            raise ValueError(
+                f"challenger_sampling.exploring_share = {self.challenger_sampling.exploring_share:g}, expected "
+                f"{self.sampling.exploring_share:g} as sampling.exploring_share is: no experiment counts what explores, so a "
+                "user would have fewer requests on one arm, and every A/B test would end as broken"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ports_and_slots_are_apart(self) -> Self:
         if self.port == self.feedback_port:
             raise ValueError(f"feedback_port = {self.feedback_port}, expected another port than serving.port")
@@ -312,6 +323,16 @@ class Serving(Section):
     def _url(self, port: int) -> str:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # who listens on all is reached by loopback
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def terms_of(self, project: str, user: str) -> Terms:
+        """Return the combined terms of a project and a user, by keyed hash: both must consent."""
+        of_project, of_user = self.projects.get(project, self.terms), self.users.get(user, UserTerms())
+        return Terms(
+            logged=of_project.logged and of_user.logged,
+            experiments=of_project.experiments and of_user.experiments,
+            version=of_user.version or of_project.version,
+            level=of_user.level or of_project.level,
+        )
 
     @property
     def own_champions(self) -> frozenset[str]:

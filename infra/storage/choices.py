@@ -16,10 +16,13 @@ def name(user: str) -> str:
     return tombstones.digest("user", user)
 
 
-def without_text(store: ObjectStore) -> frozenset[str]:
-    """Return the names of the users who opted out, and of those who were forgotten."""
-    found = [key for prefix in (OPTED_OUT, tombstones.PREFIX) for key in store.keys(prefix)]
-    return frozenset(key.rpartition("/")[2].removesuffix(".json") for key in found)
+def without_text(store: ObjectStore) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the users who opted out, and of the users and projects that were forgotten."""
+    opted_out, forgotten = (
+        frozenset(key.rpartition("/")[2].removesuffix(".json") for key in store.keys(prefix))
+        for prefix in (OPTED_OUT, tombstones.PREFIX)
+    )
+    return opted_out, forgotten
 
 
 def opt_out(store: ObjectStore, user: str, now: float) -> None:

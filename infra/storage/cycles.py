@@ -38,6 +38,9 @@ refuses is replaced."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 KEY = re.compile(r"^cycles/((?:([a-z0-9-]+)-)?cycle-\d{6})/(.+)$")
 TEST = re.compile(r"^([a-z0-9-]+)-(?:cycle-\d{6}|anchor-[\d.]+)-version-")
+MANUAL = "manual-"
+"""Prefix of the ids of moves by hand; a project may have such a name, too."""
+BY_HAND = re.compile(rf"^{MANUAL}[\d.]+-(rollback-)?version-\w+(?:-of-([a-z0-9-]+))?$")
 Index = dict[str, set[str]]
 """The names of the objects of cycles, by cycle, the oldest first."""
 
@@ -53,7 +56,9 @@ def project_of(cycle: str) -> str:
 
 
 def project_of_test(experiment: str) -> str:
-    """Return the project whose loop an experiment is of; empty: the common one's, or a move by hand."""
+    """Return the project whose loop an experiment, or a move by hand, is of; empty: the common one's."""
+    if by_hand := BY_HAND.match(experiment):
+        return by_hand[2] or ""
     match = TEST.match(experiment)
     return match[1] if match else ""
 
@@ -181,6 +186,22 @@ def settings_of(store: ObjectStore, manifest: Manifest, settings: Settings) -> S
 def experiment_id(cycle: str, version: str) -> str:
     """Return the id of the experiment that tests a cycle's candidate."""
     return f"{cycle}-version-{version}"
+
+
+def move_id(project: str, time: float, version: str, *, rollback: bool) -> str:
+    """Return the id of a move by hand that makes a version champion in a project's loop, or in the common one."""
+    return f"{MANUAL}{time:.3f}-{'rollback-' if rollback else ''}version-{version}{project and f'-of-{project}'}"
+
+
+def is_by_hand(experiment: str) -> bool:
+    """Return whether an id is that of a move by hand, and not of a test."""
+    return BY_HAND.match(experiment) is not None
+
+
+def is_rollback(experiment: str) -> bool:
+    """Return whether an id is that of a move by hand which brings an earlier champion back."""
+    match = BY_HAND.match(experiment)
+    return match is not None and match[1] is not None
 
 
 def decision_of(store: ObjectStore, experiment: str) -> Decision | None:

@@ -12,7 +12,7 @@ from infra.http.login import Logins, password_of
 from infra.identity import header_text, keyed_hash, user_hash, user_name
 from infra.records import ShowLevel
 from infra.settings import revealed
-from infra.settings.schema import Role, Serving, Terms, UserTerms
+from infra.settings.schema import Role, Serving
 from serving.access.credentials import Clock, Credential, Denied, digest
 from serving.access.known_tokens import KnownTokens
 from serving.access.oidc import Issuer
@@ -73,13 +73,13 @@ class Access:
         on_ignored_user: Callable[[], None] = lambda: None,
         on_unshared_rate: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
-        chose: Callable[[str], bool] = lambda _: False,
+        chose: Callable[[str, str], bool] = lambda user, project: False,
     ) -> None:
         """Read the tokens.
 
         `on_ignored_user` is called for each request that names another user without the role `users`, `on_unshared_rate` for
         each request that this replica counts alone, since Valkey does not answer. `chose` returns whether a user, by keyed hash,
-        is recorded without text by their own choice (recording/choices.py).
+        is recorded without text in a project by their own choice, or since one of both was forgotten (recording/choices.py).
 
         Raises:
             SystemExit: `user_secret` is missing, there is no token at all, or a token is described wrongly.
@@ -187,14 +187,14 @@ class Access:
         project = named.project or (credential.projects[0] if credential.projects else "default")
         credential.require_project(project, "X-Project-ID")
         hashed = named.user or named.own
-        terms = self._terms(project, hashed)
+        terms = self._settings.terms_of(project, hashed)
         opts_out = any(text.lower() not in ("", "0", "false", "no", "off") for text in _texts(headers, "x-tabloop-opt-out"))
         return Caller(
             project,
             hashed,
             named.credential,
             client,
-            opted_out=opts_out or not terms.logged or self._chose(hashed),
+            opted_out=opts_out or not terms.logged or self._chose(hashed, project),
             experiments=terms.experiments,
             version=terms.version,
             level=terms.level,
@@ -218,17 +218,6 @@ class Access:
     def file_hash(self, project: str, path: str) -> str:
         """Return the keyed hash of a file's path within a project; empty without a path."""
         return keyed_hash(self.user_secret, f"file\0{project}\0{path}") if path else ""
-
-    def _terms(self, project: str, user: str) -> Terms:
-        """Return the combined terms of project and user: both must consent."""
-        settings = self._settings
-        of_project, of_user = settings.projects.get(project, settings.terms), settings.users.get(user, UserTerms())
-        return Terms(
-            logged=of_project.logged and of_user.logged,
-            experiments=of_project.experiments and of_user.experiments,
-            version=of_user.version or of_project.version,
-            level=of_user.level or of_project.level,
-        )
 
 
 def _project(headers: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Who is recorded without text by their own choice: users who opted out on their own page, and users who were forgotten.
+"""Who is recorded without text: users who opted out on their own page, and users and projects that were forgotten.
 
 The object store holds the choices (infra/storage/choices.py), and every replica reads their names again and again. A copy in a
 file holds them over a restart while the store is away. Before they are known, every request is recorded without text.
@@ -7,11 +7,12 @@ file holds them over a restart while the store is away. Before they are known, e
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from infra.stack import files
 from infra.storage import choices
+from infra.storage.events import tombstones
 from infra.storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -20,11 +21,16 @@ FOLLOW_SECONDS = 5.0
 
 
 class Choices:
-    """The users who are recorded without text."""
+    """The users and projects that are recorded without text."""
 
-    def __init__(self, store: ObjectStore, file: Path) -> None:
-        """Read the copy in the file; the store is first read by `follow`."""
+    def __init__(self, store: ObjectStore, file: Path, forget: Callable[[Collection[str]], None] = lambda _: None) -> None:
+        """Read the copy in the file; the store is first read by `follow`.
+
+        `forget` is called with the names of users and projects that were forgotten since the last read: by an administrator, or
+        by a user at another replica.
+        """
         self.store = store
+        self._forget, self._forgotten = forget, frozenset[str]()
         self._file = file
         self._changes = 0
         self._names: frozenset[str] | None = None
@@ -36,9 +42,10 @@ class Choices:
             except ValueError:
                 log.error("%s: is not a list in JSON; requests are recorded without text until the object store is read", file)
 
-    def hold(self, user: str) -> bool:
-        """Return whether a user's requests are recorded without text; `user` is the keyed hash."""
-        return self._names is None or choices.name(user) in self._names
+    def hold(self, user: str, project: str = "") -> bool:
+        """Return whether a user's requests are recorded without text, in a project; `user` is the keyed hash."""
+        names = self._names
+        return names is None or choices.name(user) in names or tombstones.digest("project", project) in names
 
     async def opt_out(self, user: str, now: float) -> None:
         """Record a user without text from now on. Raises the store's errors; then nothing has changed."""
@@ -63,12 +70,15 @@ class Choices:
         """Read the store; while it is away, what was known before counts."""
         before = self._changes
         try:
-            found = await asyncio.to_thread(choices.without_text, self.store)
+            opted_out, forgotten = await asyncio.to_thread(choices.without_text, self.store)
         except Exception as error:  # must not end `follow`: it is logged, and the next read tries again
             log.warning("the choices of users are not read: %s: %s", type(error).__name__, error)
             return
         if before == self._changes:  # else a choice was made here meanwhile, which the answer may lack
-            self._keep(found)
+            self._keep(opted_out | forgotten)
+        if new := forgotten - self._forgotten:
+            self._forgotten |= new
+            self._forget(new)
 
     def _keep(self, names: Iterable[str]) -> None:
         self._changes += 1

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Collection
 
 from infra.model.past_acceptance import PastAcceptance
 from infra.records import Completion, Feedback, ShadowCopy
 from infra.redaction.events import without_text
 from infra.redaction.texts import Texts
+from infra.storage.events import tombstones
 from serving.metrics import Metrics
 from serving.recording.answers import Answers
 from serving.recording.event_redactor import EventRedactor
@@ -99,6 +101,15 @@ class Recorder:
             self.answers.add(row)
         self.metrics.feedback_received(row)
         return not held
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remember no request of users and projects that were forgotten, by the names of their records."""
+        for user, project in self.served.subjects():
+            if tombstones.digest("user", user) in names:
+                self.served.forget_user(user)
+                self.received.forget_user(user)
+            elif tombstones.digest("project", project) in names:
+                self.served.forget_user(user, project)
 
     async def settle(self) -> None:
         """Wait for the completions that another process redacts, and end that process."""

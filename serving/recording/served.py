@@ -99,10 +99,15 @@ class Served:
         """Return the requests of a user, in all projects, the latest first."""
         return [request for request in reversed(self._by_id.values()) if request.user == user]
 
-    def forget_user(self, user: str) -> None:
-        """Remember no request of a user any more."""
+    def subjects(self) -> set[tuple[str, str]]:
+        """Return the users and projects of the requests."""
+        return {(request.user, request.project) for request in self._by_id.values()}
+
+    def forget_user(self, user: str, project: str = "") -> None:
+        """Remember no request of a user any more; with a project, of those there."""
         for request in self.of_user(user):
-            self._forget(self._by_id.pop(request.id))
+            if project in ("", request.project):
+                self._forget(self._by_id.pop(request.id))
 
     def named(self, named: Named, completion_id: str, prefix: str, suffix: str) -> Named:
         """Return what an event names, with the user and the project of its completion where it names none.

@@ -33,8 +33,8 @@ class LoopArms:
     def route(self, project: str, user: str, now: float, *, experiments: bool, version: str) -> list[Route]:
         """Return the routes of a completion of a project's user, best first (Arms.route).
 
-        Where the project has a loop of its own, the common champion comes last; its answer counts for the arm that the project's
-        test assigned, also while none of the project's slots is up.
+        Where the project has a loop of its own, the common champion comes last, unless the caller is pinned to its version; its
+        answer counts for the arm that the project's test assigned, also while none of the project's slots is up.
         """
         own = self.own.get(project)
         if own is None:
@@ -44,7 +44,8 @@ class LoopArms:
         if not test and self.serving(project) is self.common:
             routes = []
         common = self.common.route(user, now, experiments=False, version=version)
-        return routes + [replace(route, assigned=test, assigned_arm=arm) for route in common]
+        found = routes + [replace(route, assigned=test, assigned_arm=arm) for route in common]
+        return sorted(found, key=lambda route: not route.pinned)
 
     def pinned(self, project: str, arm: str, version: str) -> Route:
         """Return the route of a completion pinned to an arm of the project's loop, or to a version. Raises as Arms.pinned."""

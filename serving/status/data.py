@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopRun, Move
-from infra.registry.client import ModelVersion, Registry
+from infra.registry.client import REMOVED_TAG, STATE_TAG, ModelVersion, Registry
 from infra.registry.lineage import PROJECT_TAG
 from infra.storage import backups, cycle_progress, loop_runs
 from infra.storage.scope import Scope
@@ -72,8 +72,14 @@ class StatusData:
     clock: Callable[[], float] = time.monotonic
     common: "StatusData | None" = None
     """Those of the common loop, whose runs start this project's; None: this is the common loop."""
+    champion: str = ""
+    """The champion that the registry names; a slot may hold another one still, or none."""
+    previous: str = ""
+    """The champion that was retired last and can be served again; empty if there is none."""
     is_on_common: bool = False
     """Whether the project is served by the common champion, since no version of its own was promoted yet."""
+    _kept: frozenset[str] = frozenset()
+    """Champions that were retired and have their weights."""
     _projects: dict[str, "StatusData"] = field(default_factory=dict)
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -103,6 +109,7 @@ class StatusData:
         self._refreshed = now
         parts = {"versions": self._read_registry, "cycles": self._read_cycles, "backup": self._read_backup}
         await asyncio.gather(*(self._read(part, read) for part, read in parts.items()))
+        await self._read("previous champion", self._read_previous)
         await self._read("looks", lambda: self._read_looks(running))
 
     async def glance(self, running: ExperimentRecord | None) -> None:
@@ -125,15 +132,23 @@ class StatusData:
 
     def _read_registry(self) -> None:
         self.analysis = self.registry.last_look()
-        known = self.registry.versions()[::-1]
-        self.versions = [each for each in known if each.tags.get(PROJECT_TAG, "") in ("", self.project)][:MAX_VERSIONS]
-        self.is_on_common = self.common is not None and self.registry.aliases().common
+        known = [each for each in self.registry.versions()[::-1] if each.tags.get(PROJECT_TAG, "") in ("", self.project)]
+        self.versions = known[:MAX_VERSIONS]
+        retired = (each for each in known if each.tags.get(STATE_TAG) == "retired" and not each.tags.get(REMOVED_TAG))
+        self._kept = frozenset(each.version for each in retired)
+        aliases = self.registry.aliases()
+        self.champion, self.is_on_common = aliases.champion or "", aliases.common
 
     def _read_cycles(self) -> None:
         self.cycles = self._cycles.last(MAX_DRAWN)
         self.moves = self._moves.last(MAX_READ_MOVES)
         self.asked = self.requests.last(MAX_REQUESTS)
         self.runs, self.progress = loop_runs.read(self.store), cycle_progress.read(self.store)
+
+    def _read_previous(self) -> None:
+        """Find the last one as `tabloop rollback` does, however many candidates were rejected since."""
+        kept = self._kept
+        self.previous = next((version for version in self._moves.retired() if version in kept), "") if kept else ""
 
     def _read_backup(self) -> None:
         if self.common is None:

@@ -111,14 +111,16 @@ def _acceptance(data: StatusData, shown: Decision | None, champion: str | None) 
 
 def _test(status: Mapping[str, Any], progress: Progress | None, now: float) -> Sign:
     test = status["experiment"]
-    if not test or not status["challenger"]:
+    if not test:
         return _well("A/B test", "none runs")
     words = f"version {test['challenger']} against {test['champion']}"
+    served = bool(status["challenger"])
+    lacks = "" if served else f"; no slot serves version {test['challenger']}"
     if progress is None:
-        return _well("A/B test", f"{words}: not looked at yet")
+        return Sign("A/B test", f"{words}: not looked at yet{lacks}", served)
     by = "by the clock" if progress.by_clock else "by requests"
     ends = f"planned end {figures.when(progress.ends)}, {by}, in {duration(progress.ends - now)}"
-    return _well("A/B test", f"{words}: {progress.counted}; {ends}")
+    return Sign("A/B test", f"{words}: {progress.counted}; {ends}{lacks}", served)
 
 
 def _words_of(slot: Mapping[str, Any]) -> Iterator[str]:

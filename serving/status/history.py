@@ -1,5 +1,6 @@
 """The newest cycles, looks, moves and requests for moves of a loop, from the object store. What never changes is read once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.records import CycleOutcome, Decision, ExperimentRecord, Look, Manifest, Move, MoveAnswer, MoveRequest
@@ -105,6 +106,8 @@ class MoveHistory:
         self._store = store
         self._newest = 0
         self._moves: dict[int, Move] = {}
+        self._retired: dict[int, tuple[str, ...]] = {}
+        """By number of a move, the champions that it retired."""
 
     def last(self, count: int) -> list[Move]:
         """Return at most `count` moves, newest first. Raises the store's errors."""
@@ -114,6 +117,14 @@ class MoveHistory:
         numbers = range(self._newest, max(0, self._newest - count), -1)
         self._moves = {number: self._moves.get(number) or moves.read(self._store, number) for number in numbers}
         return list(self._moves.values())
+
+    def retired(self) -> Iterator[str]:
+        """Yield the champions that were retired until the last read, the last one first. Raises the store's errors."""
+        for number in range(self._newest, 0, -1):
+            if number not in self._retired:
+                move = self._moves.get(number) or moves.read(self._store, number)
+                self._retired[number] = tuple(change.version for change in move.changes if change.after == "retired")
+            yield from self._retired[number]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def page_values(
         "versions": data.versions,
         "cycles": data.cycles[:MAX_CYCLES],
         "moves": data.moves[:MAX_MOVES],
-        "previous": previous(data),
+        "previous": data.previous,
+        "registered": data.champion,
         "runs": {version.tags.get("cycle"): version.tags.get("run") for version in data.versions},
         "links": links,
         "project": project,
@@ -73,17 +74,6 @@ def page_values(
         "latency": live_charts.latency(metrics.latency(now, project)),
         "timeline": live_charts.timeline(data.cycles, running, now),
     }
-
-
-def previous(data: StatusData) -> str:
-    """Return the champion that was retired last and can be served again; empty if there is none."""
-    kept = {
-        version.version
-        for version in data.versions
-        if version.tags.get("state") == "retired" and not version.tags.get("checkpoint_removed")
-    }
-    retired = (change.version for move in data.moves for change in move.changes if change.after == "retired")
-    return next((version for version in retired if version in kept), "")
 
 
 def _experiment(

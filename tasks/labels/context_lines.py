@@ -143,6 +143,6 @@ def _requests(store: ObjectStore, partition: Partition, samples: pl.DataFrame) -
         .sort("time", "id")
     )
     written = CHARACTERS_A_TOKEN * pl.col("max_tokens") + DIRTY_CHARACTERS
-    columns = ("id", *FILE, *TEXTS, written, pl.col("wanted").fill_null(False))
+    columns = pl.col("id", *FILE, *TEXTS), written, pl.col("wanted").fill_null(False)
     for some in requests.iter_slices(TAKEN):
         yield from pl.concat([some, completions.select(TEXTS)[some["row"]]], how="horizontal").select(*columns).iter_rows()

@@ -5,6 +5,7 @@ Manifests, outcomes, settings and metrics stay, so that every version's lineage 
 stay: the next cycle's window, the samples of an unfinished cycle, and weights in use (tasks/upkeep/checkpoint_gc.py).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from infra.settings import Settings
 from infra.storage import counted, cycles
 from infra.storage.events import tombstones
 from infra.storage.store import ObjectStore
+from tasks.experiments.counting.traffic import MAX_DAYS
 from tasks.experiments.planning.plan import NEW
 from tasks.labels.window import WINDOW_SECONDS
 from tasks.upkeep import checkpoint_gc, opted_out
@@ -101,15 +103,20 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
 
 
 def check(settings: Settings) -> None:
-    """Raise TooShort if the next cycle could read the removed data."""
-    test = settings.experiment.max_seconds + NEW["baseline_seconds"]
-    least = (max(WINDOW_SECONDS, test) + SLACK) / DAY
+    """Raise TooShort if a cycle or a test could still read the removed data."""
+    chosen, day = settings.experiment, NEW["baseline_seconds"]
+    # No cycle is sealed while a test runs: the register of known users, a row of the last one, is as old as the test.
+    test = (chosen.max_seconds or MAX_DAYS * DAY) + chosen.watch_seconds
+    anchor = NEW["anchor_days"] * DAY if chosen.mode == "non_inferiority" and chosen.anchor_share else 0.0
+    least = math.ceil((max(WINDOW_SECONDS, day + max(test, anchor)) + SLACK) / DAY)
     for name in ("events_days", "cycles_days"):
         if (days := getattr(settings.retention, name)) < least:
+            longest = "" if chosen.max_seconds else f"{MAX_DAYS} days where experiment.max_seconds is 0, as here, "
             raise TooShort(
-                f"retention.{name} = {days:g}, expected at least {least:g}: cycles look back {WINDOW_SECONDS:g} s, "
-                f"tests experiment.max_seconds and a day. Nothing was "
-                f"removed; set TABLOOP_RETENTION__{name.upper()} to {least:.0f} or more"
+                f"retention.{name} = {days:g}, expected at least {least}: cycles look back {WINDOW_SECONDS:g} s, tests "
+                f"experiment.max_seconds, {longest}experiment.watch_seconds and a day, and a comparison with the anchor "
+                f"{NEW['anchor_days']} days and a day. Nothing was removed; set TABLOOP_RETENTION__{name.upper()} to {least} or "
+                "more, or let tests be shorter by experiment.max_seconds"
             )
 
 

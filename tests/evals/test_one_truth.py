@@ -175,7 +175,7 @@ async def test_a_move_by_hand_and_later_looks_leave_the_verdict(tokenizer: Token
     tags = dict(registry.versions["2"])
     assert tags[VERDICT_TAG] == "promote, by gate" and found.verdict.reason.startswith(tags[f"{VERDICT_TAG}.reason"][:100])
     request = move_requests.make("roll_back", "1", "2", "it is slow", by="ada", now=NOW + 100, source="command")
-    decision = manual.decided(request, "1", "2", Verdict(verdict="promote", reason="it is slow"))
+    decision = manual.decided(request, "1", "2", Verdict(verdict="promote", reason="it is slow"), "")
     release.conclude(store, registry.client, decision)
     watched = found.verdict.model_copy(update={"verdict": "undecided", "reason": "16 and 3 users, 10 an arm are asked"})
     test = ExperimentRecord.model_validate(store.get_json(f"experiments/{cycles.experiment_id(CYCLE, '2')}.json"))

@@ -380,7 +380,7 @@ class House:
         self.own_arms: dict[str, Arms] = {}
         """The arms of projects with a champion of their own; a test fills it."""
         self.spool = Spool(self.directory / "spool", self.spool_bytes)
-        self.choices = Choices(self.store, self.directory / "state" / "choices.json")
+        self.choices = Choices(self.store, self.directory / "state" / "choices.json", lambda names: self.recorder.forget(names))
         await self.choices.read()
         counters = (self.metrics.ignored_users.inc, self.metrics.unshared_rates.inc)
         self.access = access = Access(self.settings, *counters, chose=self.choices.hold)

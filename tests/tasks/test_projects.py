@@ -6,17 +6,20 @@ from collections.abc import Sequence
 import polars as pl
 import pytest
 
-from infra.records import CycleOutcome, Manifest, Verdict
+from infra.records import CycleOutcome, ExperimentRecord, Manifest, Verdict
 from infra.registry.lineage import lineage
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Retention, Serving
 from infra.storage import cycles, move_requests
 from infra.storage import moves as log
 from infra.storage.scope import NoOwnChampion, scope_of
-from tasks.experiments.counting.totals import gather
+from tasks.experiments.controller import probation
+from tasks.experiments.counting.totals import ArmTotals, gather
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release, requested
 from tasks.experiments.planning.report import outlook
+from tasks.experiments.reports.history import anchors, history
+from tasks.experiments.stages import shares
 from tasks.labels.collect import Collected, collect
 from tasks.labels.parent import choose_parent
 from tasks.steps.context import Context
@@ -39,6 +42,7 @@ SETTINGS = Settings(
 )
 PROMOTED = Verdict(verdict="promote", reason="accepted more")
 REJECTED = Verdict(verdict="reject", reason="accepted less")
+NOTHING = ArmTotals({"champion": {}, "challenger": {}}, {}, {}, {})
 
 
 class Loops:
@@ -277,15 +281,78 @@ def test_the_weights_that_a_project_uses_stay() -> None:
     ]
 
 
+def watched(loops: Loops, project: str) -> ExperimentRecord:
+    """Return the probation of a project's version that won its crossover; that of every project begins with the same block."""
+    loops.now += 1
+    version, context = loops.train(project)[2], loops.of(project)
+    cycle, champion = loops.registry.versions[version]["cycle"], context.registry.aliases().champion or ""
+    proposed = release.propose(context.store, context.settings, cycle, version, champion, loops.now)
+    crossover = proposed.plan and proposed.plan.model_copy(update={"design": "crossover", "watch_seconds": 3600.0})
+    running = release.open_experiment(context.store, context.registry, proposed.model_copy(update={"plan": crossover}))
+    assert running and running.plan
+    watch = shares.watch(running, running.plan, loops.now, 6.0, "")
+    won = decision(running, PROMOTED, loops.now).model_copy(update={"watch": watch})
+    release.conclude(context.store, context.registry, won)
+    found = context.registry.aliases().watch
+    assert found
+    return found
+
+
+def test_versions_whose_probations_begin_at_once_are_rolled_back_each_by_itself() -> None:
+    loops = Loops()
+    loops.ship("a", [(ADA, "web"), (ADA, "api"), (ADA, "docs")])
+    of = {project: watched(loops, project) for project in ("web", "api", "")}
+    assert {each.stage.started for each in of.values()} == {of["web"].stage.started}
+    assert {each.champion for each in of.values()} == {"1"}
+    for project, probation_of in of.items():
+        context = loops.of(project)
+        assert probation.stored_decision(context.store, probation_of) is None, project
+        breach = Verdict(verdict="breach", reason=f"too slow for {project}")
+        back = probation.rollback(probation_of, breach, NOTHING, loops.now)
+        release.conclude(context.store, context.registry, back)
+        aliases = context.registry.aliases()
+        assert (aliases.champion, aliases.watch) == ("1", None)
+        assert next(log.backwards(context.store)).reason == f"too slow for {project}"
+
+
+@pytest.mark.parametrize("project", ["auto-rollback", "manual", "anchor", "manual-1"])
+def test_a_project_may_have_the_name_of_a_move(project: str) -> None:
+    serving = Serving.model_validate({"adapters": 6, "projects": {project: OWN["web"]}})
+    loops = Loops(SETTINGS.model_copy(update={"serving": serving}))
+    loops.ship("a", [(ADA, project)])
+    version, context = loops.train(project)[2], loops.of(project)
+    loops.test(project, version, PROMOTED)
+    promoted = next(log.backwards(context.store))
+    assert promoted.kind == "promote" and loops.registry.versions["1"][f"state.{project}"] == "retired"
+    assert not list(anchors(loops.store)), "its tests are no anchors of the common loop"
+    back = manual.rollback(context.store, context.registry, asked("roll_back", "", "ann", "worse", NOW + 300))
+    assert back.experiment.challenger == "1" and next(log.backwards(context.store)).kind == "roll_back"
+    assert cycles.is_by_hand(back.experiment.id) and cycles.project_of_test(back.experiment.id) == project
+    assert history(context.store, 5, back.experiment.id)
+
+
+def test_moves_by_hand_of_a_project_are_no_earlier_champions_of_the_common_loop() -> None:
+    loops = Loops()
+    loops.registry.versions |= {"2": {}, "3": {}}
+    web = loops.of("web")
+    for number, version in enumerate(("2", "3")):
+        manual.promote(web.store, web.registry, asked("promote", version, "ann", "", NOW + number))
+    assert release.champions(web.store, (), ()) == ["3", "2", "1"]
+    assert release.champions(loops.common.store, (), ()) == []
+
+
 def test_a_plan_says_which_projects_are_large_enough() -> None:
     chosen = SETTINGS.collect.model_copy(update={"max_user_share": 0.1, "min_samples": 30})
     experiment = SETTINGS.experiment.model_copy(update={"mode": "non_inferiority", "min_users": 10, "design": "crossover"})
-    loops = Loops(SETTINGS.model_copy(update={"collect": chosen, "experiment": experiment}))
+    closed = {**OWN, "api": {"own_champion": True}}
+    serving = Serving.model_validate({"adapters": 8, "projects": closed, "terms": {"experiments": True}})
+    loops = Loops(SETTINGS.model_copy(update={"collect": chosen, "experiment": experiment, "serving": serving}))
     people = [(f"{n:032x}", project) for n in range(20) for project in ("web", "web", "docs")]
     loops.ship("a", [*people, *[(ADA, "api")] * 60])
     found = {size.project: size for size in outlook(loops.common.store, loops.common.settings, NOW + 3600, 7.0).projects}
     assert {name: size.large_enough for name, size in found.items()} == {"web": True, "docs": False, "api": False}
     assert "a cycle needs" not in str(found["docs"]) and "cycle: " in str(found["docs"]), "20 users, 20 requests a week of 30"
+    assert "test: nobody takes part, since serving.projects.api.experiments = false" in str(found["api"])
     assert str(found["api"]).endswith("cycle: it needs 10 users or more, since collect.max_user_share = 0.1, but has one")
 
 

@@ -7,7 +7,7 @@ decision is written first and once: the next run carries it out where a run is k
 
 from infra.records import Change, Decision, ExperimentRecord, Move, Plan, Verdict
 from infra.registry.client import Aliases, Registry
-from infra.storage import move_requests
+from infra.storage import cycles, move_requests
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.totals import ArmTotals
@@ -22,8 +22,12 @@ WATCH = "watch"
 
 
 def rollback_id(watched: ExperimentRecord) -> str:
-    """Return the id of the decision that rolls a version back: one for each probation, and each champion beside an anchor."""
-    return f"{moves.MANUAL}{watched.stage.started:.3f}{moves.ROLLBACK}version-{watched.champion}"
+    """Return the id of the decision that rolls a version back: one for each probation, and each champion beside an anchor.
+
+    It names the project: the stages of several loops begin with the same block of time, after the same common champion.
+    """
+    project = cycles.project_of_test(watched.id)
+    return cycles.move_id(project, watched.stage.started, watched.champion, rollback=True)
 
 
 def stored_decision(store: ObjectStore, watched: ExperimentRecord) -> Decision | None:
@@ -65,7 +69,8 @@ def rollback(watched: ExperimentRecord, verdict: Verdict, totals: ArmTotals, now
         now=watched.stage.started,  # so that the id is that of rollback_id
         source="controller",
     )
-    decision = manual.decided(request, watched.champion, watched.challenger, taken_back(verdict))
+    project = cycles.project_of_test(watched.id)
+    decision = manual.decided(request, watched.champion, watched.challenger, taken_back(verdict), project)
     based_on = {"inputs": totals.inputs, "evidence": totals.evidence(), "watched": watched}
     return decision.model_copy(update={"decided": now} | based_on)
 

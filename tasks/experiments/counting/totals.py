@@ -226,9 +226,9 @@ def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float =
     counted = of_reporting_users(counted)
     assigned = pl.when(pl.col("assigned") != "").then("assigned").otherwise("experiment")
     counted = counted.with_columns(of_test=assigned == experiment.id)
-    made = counted.filter("of_test", pl.col("time") >= experiment.counts_from)
+    made = _on_assigned_arm(counted.filter("of_test", pl.col("time") >= experiment.counts_from), experiment)
     before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
-    return _on_assigned_arm(made, experiment), before
+    return _by_last_stage(made, experiment), before
 
 
 def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
@@ -260,6 +260,28 @@ def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.Dat
     served = ~pl.col("mixed") & (pl.col("policy_version") == asked)
     moved = others.with_columns(arm=pl.Series(arms, dtype=rows.schema["arm"]), served=served)
     return pl.concat([counted, moved])
+
+
+def _by_last_stage(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
+    """Leave out requests that the stage before assigned: a replica whose registry does not answer learns late of the last one.
+
+    Shares only grow, so these are on the champion's arm, of users or blocks that are the challenger's by now.
+    """
+    last, plan = experiment.stage, experiment.plan
+    if not any(0 < stage.share < last.share for stage in experiment.stages):
+        return rows
+    seconds = plan.block_seconds if plan and plan.design == "crossover" else math.inf
+    turn = ("user", (pl.col("time") // seconds).alias("turn"))
+    of_champion = pl.col("arm") == "champion"
+    turns = rows.filter(of_champion).select(*turn, "time").unique(["user", "turn"])
+    moved = [assigned_arm(experiment, user, time) == "challenger" for user, time in turns.select("user", "time").iter_rows()]
+    late = rows.select(*turn).join(
+        turns.select("user", "turn", late=pl.Series(moved, dtype=pl.Boolean)),
+        on=["user", "turn"],
+        how="left",
+        maintain_order="left",
+    )
+    return rows.filter(~(of_champion & late["late"].fill_null(False)))
 
 
 def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:

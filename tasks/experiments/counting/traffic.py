@@ -10,7 +10,7 @@ import polars as pl
 from infra.records import Arm, Plan
 from infra.records.experiments import Design
 from infra.settings import Settings
-from infra.settings.schema import Experiment
+from infra.settings.schema import Experiment, Serving
 from infra.storage.scope import COMMON
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
@@ -39,6 +39,8 @@ class Traffic:
     """Length of all blocks."""
     share: float = 1.0
     """Share of the users who are in it, as in the longest test."""
+    others: float = 0.0
+    """Requests a day that a cycle reads and no test counts: of users who take part in none."""
 
     @property
     def users(self) -> int:
@@ -75,19 +77,28 @@ class Traffic:
 def recent(
     store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0, join_all: JoinAll | None = None
 ) -> Traffic:
-    """Read the requests of the last days that a test would count; users with less history than a test asks for are left out.
+    """Read the requests of the last days that a test would count. Users with less history than a test asks for are left out, and
+    those who take part in none, or whom the settings pin to a version.
 
     Where the longest test would hold more than `collect.most_requests`, they are those of the users whom it would count.
     `join_all` as in read_requests.
     """
     rows, share = _read(store, resolved, plan, now, days, join_all)
-    return _traffic(rows, share, resolved, plan, now, days)
+    return _traffic(_with_part(rows, resolved.serving), share, resolved, plan, now, days)
+
+
+def _with_part(rows: pl.DataFrame, serving: Serving) -> pl.DataFrame:
+    """Add `takes_part`: whether the request's project and user take part in tests, by the settings as they are now."""
+    who = rows.select("project", "user").unique()
+    terms = (serving.terms_of(project, user) for project, user in who.iter_rows())
+    chosen = pl.Series([each.experiments and not each.version for each in terms], dtype=pl.Boolean)
+    return rows.join(who.with_columns(takes_part=chosen), on=["project", "user"], how="left", maintain_order="left")
 
 
 def by_project(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0) -> dict[str, Traffic]:
-    """Return the same for each project, whichever loop reads it."""
+    """Return the same for each project, whichever loop reads it, as if all of its people took part."""
     rows, share = _read(COMMON.view(store), resolved, plan, now, days, None)
-    parts = rows.partition_by("project", as_dict=True)
+    parts = rows.with_columns(takes_part=pl.lit(True)).partition_by("project", as_dict=True)
     return {str(key[0]): _traffic(part, share, resolved, plan, now, days) for key, part in parts.items()}
 
 
@@ -108,6 +119,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
+    others, rows = rows.filter(~pl.col("takes_part")).height / max(days, 1e-9), rows.filter("takes_part")
     who = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user")
     named = who.agg(pl.col("named").any(), crowd=pl.col("member").n_unique() > 1).sort("user")
     block = ((pl.col("time") - begin) // settings.block_seconds).cast(pl.Int64)
@@ -119,7 +131,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     tables = {name: np.zeros((named.height, math.ceil(days * DAY / settings.block_seconds))) for name in SUMS}
     for name in SUMS:
         tables[name][at] = sums[name].to_numpy()
-    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share)
+    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share, others)
 
 
 def longest_days(settings: Experiment, plan: Plan) -> float:

@@ -16,10 +16,6 @@ from infra.storage.store import ObjectStore
 from tasks.experiments.moves.projection import challenger_of, project
 from tasks.experiments.stages import states
 
-MANUAL = "manual-"
-"""Prefix of the ids of manual moves."""
-ROLLBACK = "-rollback-"
-"""Part of the ids of manual rollbacks."""
 IN_MLFLOW = "MLflow"
 COMMON_LOOP = "the common loop"
 """Mover of the champion of a project that has none of its own."""

@@ -10,6 +10,7 @@ from typing import Literal
 from infra.records import Decision, ExperimentRecord, MoveRequest, Stage, State, Verdict
 from infra.registry.client import REMOVED_TAG, Aliases, NotRegistered, Registry
 from infra.registry.lineage import EVALUATION_TAG, PROJECT_TAG
+from infra.storage import cycles
 from infra.storage import moves as log
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
@@ -132,7 +133,7 @@ def promote(store: ObjectStore, registry: Registry, request: MoveRequest) -> Dec
     if running and (running.challenger, running.champion) == (planned.version, planned.champion):
         decision = Decision(experiment=running, verdict=verdict, decided=request.time, by=request.by)
         return _carried(registry, release.conclude(store, registry, decision), planned)
-    return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict))
+    return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict, registry.project))
 
 
 def rollback(store: ObjectStore, registry: Registry, request: MoveRequest) -> Decision:
@@ -144,7 +145,7 @@ def rollback(store: ObjectStore, registry: Registry, request: MoveRequest) -> De
     if planned.rejects and planned.running:
         return _rejected(store, registry, planned.running, request, "ended by hand, after no proof either way")
     verdict = Verdict(verdict="promote", reason=request.reason or "rolled back")
-    return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict))
+    return _move(store, registry, planned, decided(request, planned.version, planned.champion, verdict, registry.project))
 
 
 def reject(store: ObjectStore, registry: Registry, request: MoveRequest) -> Decision:
@@ -163,10 +164,10 @@ def _rejected(store: ObjectStore, registry: Registry, running: ExperimentRecord,
     return release.conclude(store, registry, decision)
 
 
-def decided(request: MoveRequest, version: str, champion: str, verdict: Verdict) -> Decision:
-    """Return the decision to make a version champion as a request asks; the same request gives the same decision."""
-    part = moves.ROLLBACK if request.kind == "roll_back" else "-"
-    identifier = f"{moves.MANUAL}{request.time:.3f}{part}version-{version}"
+def decided(request: MoveRequest, version: str, champion: str, verdict: Verdict, project: str) -> Decision:
+    """Return the decision to make a version champion, as a request to a project's loop asks; empty: to the common one. The same
+    request gives the same decision."""
+    identifier = cycles.move_id(project, request.time, version, rollback=request.kind == "roll_back")
     moved = ExperimentRecord(id=identifier, champion=champion, challenger=version, share=1, started=request.time)
     return Decision(experiment=moved, verdict=verdict, decided=request.time, by=request.by)
 

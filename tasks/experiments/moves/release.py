@@ -9,7 +9,7 @@ from infra.records import Change, Decision, ExperimentRecord, Manifest, Move, Pl
 from infra.registry.client import LOOK_TAG, VERDICT_TAG, Aliases, ModelVersion, Registry
 from infra.registry.lineage import CYCLE_TAG, DATASET_TAG
 from infra.settings import Settings
-from infra.storage.cycles import decision_of, experiment_id
+from infra.storage.cycles import MANUAL, decision_of, experiment_id, is_by_hand, is_rollback, project_of_test
 from infra.storage.store import ObjectStore
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import succession
@@ -132,14 +132,16 @@ def advance(
 
 
 def champions(store: ObjectStore, known: Iterable[ModelVersion], manifests: Iterable[Manifest]) -> list[str]:
-    """Return the versions that were champion, the latest first, from decisions and from manifests.
+    """Return the versions that were champion in the store's loop, the latest first, from decisions and from manifests.
 
     An alias that is moved in MLflow leaves no decision, but the next manifest names the champion.
     """
     promoted = [v for v in known if v.tags.get(VERDICT_TAG, "").startswith("promote") and CYCLE_TAG in v.tags]
     tests = [experiment_id(v.tags[CYCLE_TAG], v.version) for v in promoted]
     dated = [(m.created, m.champion) for m in manifests]
-    for decision in (decision_of(store, name) for name in (*tests, *moves.ids(store, "decisions", moves.MANUAL))):
+    by_hand = filter(is_by_hand, moves.ids(store, "decisions", MANUAL))
+    of_loop = [name for name in by_hand if project_of_test(name) == store.scope.project]
+    for decision in (decision_of(store, name) for name in (*tests, *of_loop)):
         if decision and decision.verdict.verdict == "promote":
             dated += [(decision.decided, decision.experiment.challenger), (decision.decided, decision.experiment.champion)]
     latest = sorted(dated, key=itemgetter(0), reverse=True)
@@ -153,7 +155,7 @@ def conclude(store: ObjectStore, registry: Registry, decision: Decision) -> Deci
     champion has been replaced meanwhile changes nothing.
     """
     assert decision.verdict.verdict != "undecided", "an undecided experiment goes on"
-    test, by_hand = decision.experiment, decision.experiment.id.startswith(moves.MANUAL)
+    test, by_hand = decision.experiment, is_by_hand(decision.experiment.id)
     moves.catch_up(store, registry, decision.decided)
     known = decision_of(store, test.id)
     if known and by_hand:
@@ -173,9 +175,9 @@ def _carrying_out(registry: Registry, decision: Decision, last: Move | None, see
     replaces = decision.verdict.verdict == "promote" and (seen.champion or "") == test.champion
     if ends and not replaces:
         return _ended(decision, last, seen)
-    if not replaces or not (ends or test.id.startswith(moves.MANUAL)):
+    if not replaces or not (ends or is_by_hand(test.id)):
         return None
-    kind: states.ManualKind = "roll_back" if moves.ROLLBACK in test.id else "promote"
+    kind: states.ManualKind = "roll_back" if is_rollback(test.id) else "promote"
     before = moves.state_before(registry, last, test.challenger)
     changes = [Change(version=test.challenger, before=before, after="champion")]
     if test.champion:

@@ -17,7 +17,7 @@ class ProjectSize:
     own_champion: bool
     """Whether the settings give it a champion of its own."""
     users: int
-    """Users whom a test would count."""
+    """Users whom a test of all its people would count."""
     requests_per_day: float
     lacks: tuple[str, ...]
     """What it is too little for, each with the reason; empty: the project is large enough."""
@@ -36,7 +36,9 @@ class ProjectSize:
 def sizes(traffic: Mapping[str, Traffic], settings: Settings, now: float) -> tuple[ProjectSize, ...]:
     """Return the size of each project, the one with the most requests first; `now` in Unix seconds."""
     found = [
-        ProjectSize(name, name in settings.serving.own_champions, each.users, each.per_day, tuple(_lacks(each, settings, now)))
+        ProjectSize(
+            name, name in settings.serving.own_champions, each.users, each.per_day, tuple(_lacks(name, each, settings, now))
+        )
         for name, each in traffic.items()
     ]
     return tuple(sorted(found, key=lambda size: (-size.requests_per_day, size.project)))
@@ -49,7 +51,10 @@ def page(found: Sequence[ProjectSize]) -> str:
     return "\n".join(["Projects (serving.projects.NAME.own_champion):", *(f"  {size}" for size in found)])
 
 
-def _lacks(traffic: Traffic, settings: Settings, now: float) -> Iterator[str]:
+def _lacks(project: str, traffic: Traffic, settings: Settings, now: float) -> Iterator[str]:
+    own = settings.serving.projects.get(project)
+    if own and own.own_champion and not own.experiments:
+        yield f"test: nobody takes part, since serving.projects.{project}.experiments = false"
     share = min(settings.collect.max_user_share, settings.collect.max_user_weight)
     if traffic.users < (least := math.ceil(1 / share)):
         name = "max_user_share" if share == settings.collect.max_user_share else "max_user_weight"

@@ -65,7 +65,10 @@ def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> 
     plan = make_plan(settings.experiment, settings.collect)
     traffic = recent(store, settings, plan, now, days)
     if not traffic.sums["judged"].sum():
-        raise NothingToPlan(f"no request of the last {days:g} days that a test would count; try `tabloop plan --days 28`")
+        raise NothingToPlan(
+            f"no request of the last {days:g} days that a test would count: of people who take part (serving.terms.experiments, "
+            "serving.projects), with an answer; try `tabloop plan --days 28`"
+        )
     proposal = propose(traffic, settings.experiment, settings.collect)
     sizes = () if store.scope.project else projects.sizes(by_project(store, settings, plan, now, days), settings, now)
     return Outlook(prospects(traffic, plan), traffic, plan, proposal, few.too_few(traffic, settings, now), sizes)

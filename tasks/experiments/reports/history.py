@@ -62,8 +62,9 @@ def line(move: Move) -> str:
 
 def anchors(store: ObjectStore) -> Iterator[ExperimentRecord]:
     """Yield the records of the anchors, and of each comparison with one as it began, oldest first."""
-    for key in store.keys(f"experiments/{prefix_of(store)}"):
-        yield ExperimentRecord.model_validate(store.get_json(key))
+    for name in ids(store, "experiments", prefix_of(store)):
+        if cycles.project_of_test(name) == store.scope.project:  # a project may be named as the prefix, such as anchor
+            yield ExperimentRecord.model_validate(store.get_json(f"experiments/{name}.json"))
 
 
 def anchor_line(record: ExperimentRecord) -> str:

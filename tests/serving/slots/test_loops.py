@@ -13,6 +13,7 @@ from serving.engine.version_cache import VersionCache
 from serving.slots import client
 from serving.slots.arms import Arms, Slot
 from serving.slots.follower import Follower
+from serving.slots.loops import LoopArms
 from serving.slots.version_source import VersionSource
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine, House, experiment
 from tests.serving.helpers import ADMINISTRATOR, run_experiment
@@ -73,6 +74,20 @@ async def test_the_callers_project_chooses_the_champion_and_its_people_are_in_it
     status = (await house.client.get(house.urls[0] + "/admin/status", headers=ADMINISTRATOR)).json()
     assert status["projects"] == {"web": {"champion": "3", "challenger": "4"}}
     assert (status["champion"], status["challenger"]) == ("1", "2")
+
+
+async def test_who_is_pinned_to_a_version_gets_it_from_any_loop_whose_slot_holds_it(house: House, web: OwnLoop) -> None:
+    await run_experiment(house)
+    await run_own_experiment(house, web)
+    loops = LoopArms(house.arms, {"web": web.arms})
+
+    def served(project: str, version: str) -> tuple[str, bool, str]:
+        first = loops.route(project, "ada", 0.0, experiments=True, version=version)[0]
+        return first.version, first.pinned, first.assigned
+
+    assert [served("web", version) for version in ("1", "2", "3", "4")] == [(v, True, "") for v in ("1", "2", "3", "4")]
+    assert served("web", "9") == ("3", False, ""), "no slot holds it: the project's champion"
+    assert served("docs", "3") == ("1", False, ""), "the project's own versions serve nobody else"
 
 
 async def test_a_project_s_users_keep_their_arms_while_an_engine_of_its_test_has_ended(house: House, web: OwnLoop) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from infra.settings.schema import Sampling
+from infra.settings.schema import Sampling, Serving
 from serving.slots.policy import Policy
 from tests.serving.fakes import House
 from tests.serving.helpers import ADMINISTRATOR
@@ -25,6 +26,15 @@ def test_the_share_of_exploring_requests_is_the_settings(tokenizer: Tokenizer, s
     explored = sum(champion.explores("champion", name) for name in ids) / len(ids)
     assert explored == pytest.approx(share, abs=0.006)
     assert not any(champion.explores("challenger", name) for name in ids[:2000])
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.0), (0.0, 0.02)])
+def test_arms_that_would_explore_differently_are_refused(shares: tuple[float, float]) -> None:
+    """No arm counts what explores: 10 % fewer requests of each user on one arm break a test (test_checks.py)."""
+    champion, challenger = (Sampling(temperature=0.3, exploring_share=share) for share in shares)
+    with pytest.raises(ValidationError, match=r"challenger_sampling.exploring_share = .*, expected .* as sampling"):
+        Serving(sampling=champion, challenger_sampling=challenger)
+    assert Serving(sampling=champion, challenger_sampling=champion.model_copy(update={"temperature": 0.5}))
 
 
 def test_an_exploring_request_has_a_temperature_of_its_own(tokenizer: Tokenizer) -> None:

@@ -6,8 +6,8 @@ import re
 import httpx
 import pytest
 
-from infra.records import MoveAnswer
-from infra.storage import move_requests
+from infra.records import Change, Move, MoveAnswer, MoveKind
+from infra.storage import move_requests, moves
 from serving.status.by_hand import KINDS
 from tests.serving.fakes import ADMIN, EDITOR, SIMULATION, House, experiment
 from tests.serving.helpers import ADMINISTRATOR
@@ -117,6 +117,42 @@ async def test_while_registry_or_store_is_away_nothing_can_be_asked(moved: House
         url = f"{moved.urls[0]}/admin/requests/{identifier}"
         assert (await moved.client.get(url, headers=ADMINISTRATOR)).status_code == status
     assert requests(moved) == []
+
+
+async def test_a_champion_that_no_engine_loads_is_rolled_back_on_the_page(moved: House) -> None:
+    for engine in moved.engines:
+        engine.refused_version = "2"
+    moved.registry.tags, moved.registry.aliases = {"1": {"state": "retired"}, "2": {}}, {"champion": "2"}
+    changes = (Change(version="1", before="champion", after="retired"), Change(version="2", before="candidate", after="champion"))
+    moves.append(moved.store, Move(number=1, kind="promote", changes=changes, by="ada", reason="better", time=1.0, champion="2"))
+    await moved.follow()
+    assert moved.arms.champion_version == "1", "it serves on"
+    page = await _page(moved)
+    assert 'data-champion="2"' in page and 'data-previous="1"' in page
+    assert re.findall(r'<option value="(\d+)">', page) == ["1"]
+    assert (
+        await ask(moved, {"version": "1", "champion": "2", "reason": "it does not load"}, "/admin/rollback")
+    ).status_code == 202
+
+
+async def test_the_page_offers_the_champion_before_after_many_rejections(moved: House) -> None:
+    """As `tabloop rollback` does: it reads all versions and the whole log."""
+    for version in range(3, 40):
+        moved.add_version(f"{version}")
+    moved.registry.tags = {"1": {"state": "retired"}, "2": {}}
+    moved.registry.aliases = {"champion": "2"}
+    promoted = (
+        Change(version="1", before="champion", after="retired"),
+        Change(version="2", before="candidate", after="champion"),
+    )
+    for number, version in enumerate(range(2, 40), 1):
+        changes = promoted if number == 1 else (Change(version=f"{version}", before="challenger", after="failed"),)
+        kind: MoveKind = "promote" if number == 1 else "reject"
+        for twice in (2 * number - 1, 2 * number):
+            moves.append(
+                moved.store, Move(number=twice, kind=kind, changes=changes, by="gate", reason="", time=1.0, champion="2")
+            )
+    assert 'data-previous="1"' in await _page(moved)
 
 
 async def test_the_page_offers_versions_with_weights_and_says_when_the_watch_does_not_come(moved: House) -> None:

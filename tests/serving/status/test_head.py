@@ -84,6 +84,17 @@ async def test_the_running_test_has_its_planned_end(house: House) -> None:
     assert found["acceptance now"][0].startswith("24.0 % [21.0, 27.0] of 1400 requests, A/B test, ")
 
 
+async def test_a_test_whose_challenger_is_down_runs_on_the_page_too(house: House) -> None:
+    """The gate goes on, and counts what the challenger does not answer as its failures."""
+    await run_watched_test(house, time.time())
+    assert house.arms.challenger is not None
+    house.engines[house.arms.challenger].up = False
+    await house.follow()
+    text, well = (await lines(house))["A/B test"]
+    assert text.startswith("version 2 against 1: 1400 of 2000 requests an arm") and text.endswith("; no slot serves version 2")
+    assert not well
+
+
 async def test_a_watch_that_does_not_run_stands_first_within_a_minute(house: House) -> None:
     now = time.time()
     await serve(house, "1")

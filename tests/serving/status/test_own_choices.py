@@ -4,7 +4,7 @@ import asyncio
 import errno
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -157,6 +157,30 @@ async def test_a_user_whom_an_administrator_forgot_is_recorded_without_text(team
     assert texts(team, HASH_OF_ADA) == [""]
     assert "done: an administrator had it done" in await shown(team)
     assert (await choose(team, "/me/opt-out", opted_out=False)).json() == {"opted_out": True}, "forgotten is for good"
+
+
+@pytest.mark.parametrize("kind", ["user", "project"])
+async def test_no_replica_remembers_who_was_forgotten_elsewhere(team: House, kind: Literal["user", "project"]) -> None:
+    """By an administrator's command, or by the button at another replica, which writes the same record in the end."""
+    await team.complete(headers=AS_ADA)
+    await team.complete(headers=AS_BOB)
+    (of_ada,) = team.recorder.served.of_user(HASH_OF_ADA)
+    assert TEXT in await shown(team)
+    subject = {"user": HASH_OF_ADA, "project": of_ada.project}[kind]
+    tombstones.write(team.store, Forgotten(kind=kind, subject=subject, time=1.0, by="root", reason="asked"))
+    await team.choices.read()
+    assert not team.recorder.served.of_user(HASH_OF_ADA) and TEXT not in await shown(team)
+    assert len(team.recorder.served.of_user(HASH_OF_BOB)) == 1, "of another project"
+
+
+async def test_requests_of_a_project_that_was_forgotten_are_recorded_without_text(team: House) -> None:
+    await team.complete(headers=AS_ADA)
+    (project,) = {row.project for row in team.rows("completions")}
+    tombstones.write(team.store, Forgotten(kind="project", subject=project, time=1.0, by="root", reason="sold"))
+    await team.choices.read()
+    await team.complete(headers=AS_ADA)
+    await team.complete(headers=AS_BOB)
+    assert texts(team, HASH_OF_ADA) == [TEXT, ""] and texts(team, HASH_OF_BOB) == [TEXT]
 
 
 async def test_choices_hold_over_a_restart_without_the_store_and_are_unknown_at_first(tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ import pytest
 from evals.bench.experiments.simulate import World, simulate
 from evals.bench.experiments.tests import ROWS, WORLDS, Case, proposed, traffic_of
 from infra.settings import Settings
-from infra.settings.schema import Collect, Experiment
+from infra.settings.schema import Collect, Experiment, Serving, Terms
 from tasks.experiments.counting.traffic import DAY, recent
+from tasks.experiments.planning.few import too_few
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.planning.planner import errors_of, obstacle_of, page, plan_test, propose, prospects
+from tasks.experiments.planning.report import NothingToPlan, outlook
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 
+ALL = Serving(terms=Terms(experiments=True))
+"""Settings by which everybody takes part in tests."""
 SETTINGS = Experiment()
 PLAN = make_plan(SETTINGS, Collect())
 TWENTY = WORLDS["twenty"]
@@ -72,7 +76,7 @@ def test_a_test_by_user_is_planned_without_credentials_of_several_users_and_a_cr
     who = [(f"u{n}", f"c{n}") for n in range(3)] + [(f"m{n}", "shared") for n in range(4)]
     served = [completion(user, user=user, credential=credential, prefix=user, time=NOW - 400) for user, credential in who]
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
-    traffic = recent(store, Settings(experiment=Experiment(min_history_requests=0)), plan, NOW, 0.01)
+    traffic = recent(store, Settings(experiment=Experiment(min_history_requests=0), serving=ALL), plan, NOW, 0.01)
     apart, within = traffic.counted("by_user"), traffic.counted("crossover")
     assert (apart.users, apart.requests, apart.crowds.any()) == (3, 3.0, False)
     assert (within.users, within.requests, within.crowds.sum()) == (4, 7.0, 1)
@@ -103,7 +107,7 @@ def test_the_page_says_what_is_found_and_where_nothing_can_be() -> None:
 
 def test_traffic_is_counted_by_user_and_block_as_a_test_would() -> None:
     store = MemoryStore()
-    settings = Settings(experiment=Experiment(min_history_requests=2, block_seconds=60))
+    settings = Settings(experiment=Experiment(min_history_requests=2, block_seconds=60), serving=ALL)
     at = [NOW - 500, NOW - 490, NOW - 400]
     served = [completion(str(i), prefix=str(i), time=when) for i, when in enumerate(at)]
     served.append(completion("rare", user="v", prefix="rare", time=NOW - 300))
@@ -115,6 +119,32 @@ def test_traffic_is_counted_by_user_and_block_as_a_test_would() -> None:
     assert (traffic.sums["accepted"].sum(), traffic.sums["judged"].sum(), traffic.days) == (1, 1, days)
     assert traffic.mean("accepted", "shown") == pytest.approx(1.0)
     assert traffic.named.tolist() == [False]
+
+
+def test_requests_of_people_who_take_part_in_no_test_are_not_planned_for_but_fill_a_cycle() -> None:
+    pinned, refusing = "p" * 32, "r" * 32
+    serving = Serving.model_validate(
+        {
+            "projects": {"pilot": {"experiments": True}, "quiet": {"experiments": False}},
+            "users": {pinned: {"version": "3"}, refusing: {"experiments": False}},
+        }
+    )
+    who = [("ada", "pilot"), ("bob", "pilot"), ("ada", "quiet"), (pinned, "pilot"), (refusing, "pilot"), ("eve", "elsewhere")]
+    served = [completion(f"{n}", user=user, project=project, prefix=f"x{n}") for n, (user, project) in enumerate(who)]
+    served = [row.model_copy(update={"time": NOW - 400}) for row in served]
+    store, experiment = MemoryStore(), Experiment(min_history_requests=0, mode="non_inferiority", min_users=2, min_requests=1)
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
+    answers = [feedback(row.id, user=row.user, project=row.project, prefix=row.prefix, time=NOW - 399) for row in served]
+    store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", answers)
+    settings, seven = (Settings(experiment=experiment, serving=serving, collect=Collect(min_samples=n)) for n in (6, 7))
+    traffic = recent(store, settings, PLAN, NOW, 7.0)
+    assert (traffic.users, traffic.requests, traffic.others) == (2, 2.0, 4 / 7)
+    assert not too_few(traffic, settings, NOW), "all six requests of a week fill a cycle"
+    assert [each.what for each in too_few(traffic, seven, NOW)] == ["cycle"]
+    nobody = Settings(experiment=experiment, serving=Serving())
+    assert "Let more developers take part" in plan_test(store, nobody, NOW).planned
+    with pytest.raises(NothingToPlan, match=r"of people who take part \(serving.terms.experiments"):
+        outlook(store, nobody, NOW, 7.0)
 
 
 def test_without_any_request_the_plan_says_that_there_is_nothing_to_plan_from() -> None:

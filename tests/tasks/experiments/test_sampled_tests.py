@@ -9,7 +9,7 @@ from infra.assignment import assigned_arm
 from infra.pages.figures import sampled
 from infra.records import ExperimentRecord, Plan, Stage
 from infra.settings import Settings
-from infra.settings.schema import Collect, Experiment
+from infra.settings.schema import Collect, Experiment, Serving, Terms
 from infra.storage import counted, cycles
 from infra.storage.counted import EVENTS as EVENT_COLUMNS
 from infra.storage.counted import HOUR, OBJECTS, Inputs, Made
@@ -100,15 +100,17 @@ def test_a_plan_takes_the_users_whom_its_longest_test_can_hold_and_the_last_cycl
     answers = [feedback(f"f{row.id}", user=row.user, prefix=row.prefix, time=row.time + 2) for row in served]
     store.put_rows("events/completions/date=2027-01-15/hour=07/a.parquet", served)
     store.put_rows("events/feedback/date=2027-01-15/hour=07/a.parquet", answers)
-    experiment = Experiment(min_history_requests=1)
+    all_take_part = Settings(experiment=Experiment(min_history_requests=1), serving=Serving(terms=Terms(experiments=True)))
+
+    def reading(most: int) -> Settings:
+        return all_take_part.model_copy(update={"collect": Collect(most_requests=most, min_samples=10)})
 
     def planned(most: int) -> Plan:
-        return plan_test(store, Settings(experiment=experiment, collect=Collect(most_requests=most, min_samples=10)), NOW + 60)
+        return plan_test(store, reading(most), NOW + 60)
 
     # 400 requests in a week are 1,657 in a day of history and the 28 days of the longest test.
     assert [planned(most).sample for most in (1_658, 1_656, 828)] == [1.0, 0.5, 0.25]
-    settings = Settings(experiment=experiment, collect=Collect(most_requests=1_656, min_samples=10))
-    traffic = recent(store, settings, PLAN.model_copy(update={"baseline_seconds": 86_400.0}), NOW + 60)
+    traffic = recent(store, reading(1_656), PLAN.model_copy(update={"baseline_seconds": 86_400.0}), NOW + 60)
     assert traffic.share == 0.5 and traffic.users == in_sample(NAMES.head(200), 0.5).sum()
     last = manifest("cycle-000001").model_copy(update={"share": 0.125, "since": NOW - 60, "until": NOW, "requests": 1})
     store.put_json(cycles.key("cycle-000001", cycles.MANIFEST), last)

@@ -1,6 +1,7 @@
 """What counts in a test: users with a history, and of a busy user or credential a part."""
 
-from typing import Any
+import itertools
+from typing import Any, Literal
 
 import polars as pl
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.assignment import assigned_arm
-from infra.records import Completion, ExperimentRecord, Feedback, Plan
+from infra.records import Completion, ExperimentRecord, Feedback, Plan, Stage
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment
 from infra.storage import counted
@@ -16,6 +17,7 @@ from infra.storage.store import sha256
 from tasks.experiments.counting.metrics import SUMS
 from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
 from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.verdict.checks import run_checks
 from tasks.labels.attribution import attribute, label
 from tests.tasks.labels.test_explain import seal
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
@@ -82,6 +84,30 @@ def test_who_is_not_known_from_before_the_test_counts_in_no_gate() -> None:
     assert sum(found.absent.values()) == 1, "bob"
     assert gather(store, TEST, plan(min_history_requests=0), NOW + 60).counts["champion"] == 3
     assert gather(store, TEST, plan(min_history_requests=2), NOW + 60).counts == {"champion": 0, "challenger": 0}
+
+
+@pytest.mark.parametrize("design", ["by_user", "crossover"])
+def test_a_replica_that_learns_late_of_a_stage_does_not_break_the_test(design: Literal["by_user", "crossover"]) -> None:
+    """Two replicas behind a balancer: the registry does not answer one of them for the first minute of the last stage."""
+    frozen, late = plan(design=design, block_seconds=600.0), 60
+    ramp, test = Stage(name="ramp", share=0.2, started=NOW - 600), Stage(name="test", share=0.5, started=NOW)
+    before = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW - 600, plan=frozen, stages=(ramp,))
+    now, completions = before.model_copy(update={"stages": (ramp, test)}), []
+    for number, second in itertools.product(range(60), range(0, 1800, 20)):
+        time, user, replica = NOW + second + number / 100, f"u{number}", (number + second // 20) % 2
+        known = before if replica and second < late else now
+        arm = assigned_arm(known, user, time)
+        of_test = {"experiment": "e", "assigned": "e", "assigned_arm": arm, "arm": arm}
+        version = {"champion": "1", "challenger": "2"}[arm]
+        completions.append(completion(f"{number} {second}", user=user, time=time, policy_version=version, **of_test))
+    found = total(labelled(completions, []), now, frozen, until=NOW + 3600)
+    (checked,) = (check for check in run_checks(found, 0.5, frozen) if check.name == "both_arms")
+    assert checked.state == "passed", checked.reason
+    if design == "by_user":
+        assert not found.both.any()
+        assert found.counts == {arm: sum(assigned_arm(now, f"u{n}", NOW) == arm for n in range(60)) for arm in found.counts}
+    assert sum(found.during[arm]["made"].sum() for arm in found.during) < len(completions)
+    assert all(assigned_arm(now, c.user, c.time) == c.arm for c in completions if c.time >= NOW + late)
 
 
 def test_only_settled_comparable_requests_count() -> None:

@@ -79,8 +79,8 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     written = ppo.update(trained_model(directory, parallel), rows, bounded, NO_POLICIES, LogitScale(0.0))
     figures = ppo.metrics_of(rows, len(rows), written, None, {})
     answers |= {"acted": figures.tokens, "of_steps": sum(step.tokens for step in written.steps), "all": figures.samples}
-    odd = job.model_copy(update={"max_ratio": 1.0001})
-    alone = ppo.update(trained_model(directory, parallel), with_settled_text(drifted), odd, NO_POLICIES, LogitScale(0.0))
+    strict = job.model_copy(update={"max_ratio": 1.0001})
+    alone = ppo.update(trained_model(directory, parallel), with_settled_text(drifted), strict, NO_POLICIES, LogitScale(0.0))
     answers |= {"odd_tokens": alone.notes, "without_odd_tokens": [(step.tokens, step.settled_tokens) for step in alone.steps]}
     answers |= {"drifted": written.notes, "after_the_drift": [(step.kl, step.settled_tokens) for step in written.steps[1:]]}
     return answers | {"first_step": stopped.steps[0].model_dump()}

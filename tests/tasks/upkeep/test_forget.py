@@ -285,7 +285,7 @@ def test_retention_removes_old_objects_and_keeps_inputs_of_running_cycles(store:
     run_cycle(store, registry, "cycle-000002", NOW + 180, ended=False)
     later = NOW + 100 * DAY
     store.put_rows("events/completions/date=2027-04-24/hour=08/new.parquet", [completion("new", time=later)])
-    limits = LIMITS.model_copy(update={"retention": Retention(events_days=30, cycles_days=60)})
+    limits = LIMITS.model_copy(update={"retention": Retention(events_days=40, cycles_days=60)})
     planned = retain(store, registry.client, limits, later)
     assert holding(store, "user", ADA), "the default is a dry run"
     retained = retain(store, registry.client, limits, later, dry_run=False)
@@ -318,10 +318,26 @@ def test_retention_removes_what_evaluations_keep_by_its_last_write(store: Memory
     assert list(store.keys("evaluations/")) == ["evaluations/new.parquet"] and not list(store.keys("judgements/"))
 
 
-def test_a_retention_shorter_than_the_window_is_refused() -> None:
-    limits = LIMITS.model_copy(update={"retention": Retention(events_days=7)})
-    with pytest.raises(TooShort, match=r"retention.events_days = 7, expected at least 9: .*TABLOOP_RETENTION__EVENTS_DAYS"):
-        retention.check(limits)
+@pytest.mark.parametrize(
+    ("experiment", "least"),
+    [
+        ({"max_seconds": 3600.0}, 9),
+        ({"max_seconds": 10 * DAY, "watch_seconds": 3 * DAY}, 16),
+        ({}, 32),
+        ({"mode": "non_inferiority", "max_seconds": DAY, "anchor_share": 0.2}, 31),
+        ({"mode": "non_inferiority", "max_seconds": DAY, "anchor_share": 0.0}, 9),
+    ],
+)
+@pytest.mark.parametrize("name", ["events_days", "cycles_days"])
+def test_a_retention_shorter_than_what_cycles_and_tests_read_is_refused(
+    name: str, experiment: dict[str, float], least: int
+) -> None:
+    limits = LIMITS.model_copy(update={"experiment": Experiment.model_validate(experiment)})
+    enough, short = (limits.model_copy(update={"retention": Retention(**{name: days})}) for days in (least, least - 1))
+    retention.check(enough)
+    expected = rf"retention.{name} = {least - 1}, expected at least {least}: .*TABLOOP_RETENTION__{name.upper()} to {least}"
+    with pytest.raises(TooShort, match=expected):
+        retention.check(short)
 
 
 def test_experiments_do_not_count_erased_users(store: MemoryStore, registry: MemoryRegistry) -> None:
