@@ -20,6 +20,8 @@ BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 BUCKET = pl.Enum(BUCKETS)
 COUNTS = ("tokens", "logprobs", "logprob_lowest", "logprob_highest")
 """Counts of the sampled tokens and bounds of their log-probabilities; 0 where they are not trained on."""
+TEXT_OF: tuple[Bucket, ...] = ("trained", "waiting", "held_out")
+"""Buckets of which the settled texts are read: of a million requests, all texts are most of the memory of a cycle."""
 
 
 class Unaccounted(AssertionError):
@@ -57,7 +59,7 @@ class RequestAccounting:
 
     classified: pl.DataFrame
     """A row for each completion, by time, then id: its facts, its label, its `bucket`, and its `reason` where it is quarantined
-    (else the empty text)."""
+    (else the empty text). The settled text is null outside the buckets of TEXT_OF."""
     counts: WindowCounts
     settings: Collect
     seen: Collection[str] = frozenset()
@@ -174,7 +176,15 @@ def classify(
     classified = cap_shares(classified, settings)
     classified = classified.filter(~pl.col("late") | (pl.col("bucket") == "trained"))
     late = int(classified["late"].sum())
-    return RequestAccounting(classified, replace(counts, requests=counts.requests + late), settings)
+    return RequestAccounting(_with_texts_of(classified, TEXT_OF), replace(counts, requests=counts.requests + late), settings)
+
+
+def _with_texts_of(classified: pl.DataFrame, buckets: Collection[Bucket]) -> pl.DataFrame:
+    """Return the requests with the settled texts of these buckets alone, copied: a column that shared them would hold all."""
+    read = classified["bucket"].is_in(list(buckets))
+    texts = pl.Series("settled", classified["settled"].filter(read).to_list(), pl.String)
+    at = pl.select(pl.when(read).then(read.cum_sum() - 1)).to_series()
+    return classified.with_columns(texts.gather(at))
 
 
 def account_rows(buckets: Mapping[Bucket, int], quarantined: Mapping[str, int], requests: int) -> list[dict[str, Any]]:

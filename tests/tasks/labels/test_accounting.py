@@ -56,6 +56,13 @@ def test_the_bucket_of_a_labelled_request(fields, bucket: str, reason: str) -> N
     assert classified.select("bucket", "reason").rows() == [(bucket, reason)]
 
 
+def test_settled_texts_stay_in_the_buckets_that_are_read() -> None:
+    served = [completion(), completion(id="w", time=NOW + 101), completion(id="s", policy_version="3")]
+    sent = [feedback(id=f"f-{one.id}", completion_id=one.id, time=one.time + 1, settled=f"text of {one.id}") for one in served]
+    found = account(served, sent).classified.select("bucket", "settled").rows()
+    assert sorted(found, key=str) == [("stale", None), ("trained", "text of c"), ("waiting", "text of w")]
+
+
 def test_a_request_without_feedback_is_unlabelled() -> None:
     assert account([completion()]).buckets["unlabelled"] == 1
     assert account([completion()], [feedback(cache_hit=True)]).buckets["cache_hit"] == 1
