@@ -21,7 +21,7 @@ from tasks.labels.collect import collect
 from tasks.labels.explain import Fate, explain
 from tasks.trainer.options import UpdateSettings
 from tests.serving.fakes import MemoryStore as ShippingStore
-from tests.tasks.made import MemoryStore
+from tests.tasks.made import MemoryStore, next_name
 
 DATA = Path(__file__).with_name("data") / "previous"
 CYCLE = "cycle-000001"
@@ -77,7 +77,7 @@ def test_a_cycle_and_its_decision_are_read(store: MemoryStore) -> None:
     manifest = cycles.manifest_of(store, CYCLE)
     assert sum(manifest.buckets.values()) == manifest.requests
     assert CycleOutcome.model_validate(store.get_json(cycles.key(CYCLE, cycles.OUTCOME))).version == "2"
-    assert cycles.unfinished(cycles.index(store)) is None and cycles.next_name(store) == "cycle-000002"
+    assert cycles.unfinished(cycles.index(store)) is None and next_name(store) == "cycle-000002"
     train = cycles.settings_of(store, manifest, Settings()).train
     sealed = store.get_json(cycles.key(CYCLE, "settings.json"))["train"]
     loaded = train.model_dump(mode="json")

@@ -251,7 +251,7 @@ class Serving(Section):
     """How completions are sampled."""
     challenger_sampling: Sampling | None = None
     """Sampling on the challenger's arm, so that an A/B test compares weights and sampling together; none: as serving.sampling.
-    Its exploring_share is that of serving.sampling."""
+    Name the same exploring_share as in serving.sampling; left out it is 0, as there."""
     showing: Showing = Showing()
     """Whether, and how much of, a completion is shown."""
     engines: tuple[EngineSetting, EngineSetting] = ("http://127.0.0.1:18100", "http://127.0.0.1:18101")

@@ -127,11 +127,6 @@ def left(store: ObjectStore) -> tuple[str, ...]:
     return tuple(cycle for cycles in found.values() for cycle in sealed(cycles) if OUTCOME not in cycles[cycle])
 
 
-def next_name(store: ObjectStore) -> str:
-    """Return the id after that of the last sealed cycle of the store's loop."""
-    return name_after(index(store), store.scope.project)
-
-
 def name_after(cycles: Index, project: str) -> str:
     """Return the id after that of the last sealed cycle of an index of a project's loop, or of the common one."""
     return name(max((int(cycle[-DIGITS:]) for cycle in sealed(cycles)), default=0) + 1, project)

@@ -160,6 +160,6 @@ class Metrics(BaseModel):
     steps: tuple[StepMetrics, ...]
     """The steps that were taken, in order."""
     notes: tuple[str, ...] = ()
-    """Refused steps and an early end, each with its reason."""
+    """Refused steps, steps without their rewarded actions, and an early end of these, each with its reason."""
     seconds: dict[str, float]
     """Wall-clock seconds by phase."""

@@ -211,7 +211,7 @@ def _data(found: Facts) -> str:
 
 
 def _of_actions(training: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reward, and the KL and the clipped share of served and drawn actions in the last step that they teach."""
+    """Return the reward, and drift, KL and clipped share of served and drawn actions in the last step that they teach."""
     number = max((n for n, step in enumerate(steps, 1) if step.get("kl") is not None), default=0)
     if not number:
         return ""
@@ -222,6 +222,7 @@ def _of_actions(training: Mapping[str, Any], steps: Sequence[Mapping[str, Any]])
         for kind in ("served", "drawn")
         if last.get(f"{kind}_kl") is not None
     ] or [f"KL {last['kl']:.5f}, {last['clip_fraction']:.2%} clipped"]
+    kinds = [f"drift {drift:.5f}", *kinds] if (drift := last.get("drift")) is not None else kinds  # of earlier code: none
     where = "last step" if number == len(steps) else f"step {number}, the last one with them"
     return f"; mean reward {training['mean_reward']:.4f}; {where}: {'; '.join(kinds)}"
 

@@ -18,7 +18,7 @@ from tests.infra.conftest import KEYS
 from tests.infra.faulty import FAULTS, Fault, FaultInjector, proxy
 from tests.stack import free_ports
 from tests.tasks import rows
-from tests.tasks.made import NOW, MemoryRegistry, completion, feedback
+from tests.tasks.made import NOW, MemoryRegistry, completion, feedback, next_name
 
 pytestmark = pytest.mark.stack
 
@@ -130,7 +130,7 @@ def test_a_cycle_under_faults_is_sealed_once_with_every_label(moto: str) -> None
         def seal_cycle() -> str:
             index = cycles.index(store)
             if (name := cycles.unfinished(index)) is None:
-                name = cycles.next_name(store)
+                name = next_name(store)
                 transaction.seal(
                     store,
                     name,

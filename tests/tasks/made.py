@@ -20,11 +20,16 @@ from infra.records import (
     Verdict,
 )
 from infra.registry.client import Registry
-from infra.storage import move_requests
+from infra.storage import cycles, move_requests
 from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.trainer.job import Metrics
 
 NOW = 1_800_000_000.0
+
+
+def next_name(store: ObjectStore) -> str:
+    """Return the id of the cycle after the last sealed one of the store's loop."""
+    return cycles.name_after(cycles.index(store), store.scope.project)
 
 
 def completion(id: str = "c", **fields: Any) -> Completion:

@@ -28,7 +28,7 @@ from tasks.upkeep import checkpoint_gc
 from tasks.upkeep.forget import forget, request
 from tasks.validation.quarantine import ValidationEvidence
 from tests.tasks import rows
-from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, asked, completion, decision, feedback
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, asked, completion, decision, feedback, next_name
 
 ADA, BOB = "a" * 32, "b" * 32
 OWN = {"web": {"own_champion": True, "experiments": True}, "api": {"own_champion": True, "experiments": True}}
@@ -74,7 +74,7 @@ class Loops:
     def train(self, project: str) -> tuple[list[str], Manifest, str]:
         """Run a project's cycle up to its version; return the ids of its samples, its manifest and the version."""
         context, collected = self.of(project), self.collect(project)
-        name, fields = cycles.next_name(context.store), manifest_fields(collected, ValidationEvidence(), self.now)
+        name, fields = next_name(context.store), manifest_fields(collected, ValidationEvidence(), self.now)
         manifest = seal(context.store, name, fields, rows.batch(context.store, collected), context.settings)
         tags = {"parent": manifest.parent, "cycle": name, **({"project": project} if project else {})}
         version = context.registry.create_version(f"s3://tabloop/checkpoints/{name}", tags).version
@@ -269,7 +269,7 @@ def test_the_weights_that_a_project_uses_stay() -> None:
     loops = Loops(SETTINGS.model_copy(update={"retention": Retention(checkpoints_days=1, champions_kept=0)}))
     loops.ship("a", [(ADA, "web"), (ADA, "docs")])
     for project in ("web", "web", "web", ""):
-        cycle = cycles.next_name(loops.of(project).store)
+        cycle = next_name(loops.of(project).store)
         loops.store.put_json(f"checkpoints/{cycle}/checksums.json", {})
         loops.train(project)
     loops.test("web", "2", PROMOTED)

@@ -97,7 +97,7 @@ class UpdateResult:
     bounded: float = 0.0
     """Tokens of these steps whose importance weight met its bound."""
     notes: list[str] = field(default_factory=list)
-    """Refused steps and an early end, each with its reason."""
+    """Refused steps, steps without their rewarded actions, and an early end of these, each with its reason."""
     trained: set[int] = field(default_factory=set)
     """Indices of the samples of the steps that were taken."""
     acted: set[int] = field(default_factory=set)
@@ -155,20 +155,24 @@ def update(
             result.note(f"step {number} refused: {reason}")
             continue
         totals = accumulated(rows, step)
-        if (far := drift.exceeded(totals)) or (odd := safety.odd_token(totals, job.max_ratio)):
+        odd = safety.odd_token(totals, job.max_ratio)
+        far = None if odd else drift.exceeded(totals)  # a step that is left out counts in no mean
+        if odd or far:
             scale.drop_gradient()
-            rows = [without(sample, sampled=True, settled=False) for sample in samples]
-            if far:
-                samples = rows
-                goes_on = any(_teaches(sample, settled) for sample in samples)
-                rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
-                result.note(f"step {number} and on: {far}, {rest}")
-                if not goes_on:
-                    break
+            left_out = {i for n in numbers for i in places[n]} if odd else range(len(samples))
+            rows = [without(s, sampled=True, settled=False) if i in left_out else s for i, s in enumerate(samples)]
+        if far:
+            samples = rows
+            goes_on = any(_teaches(sample, settled) for sample in samples)
+            rest = "the written text alone is trained on" if goes_on else "the other steps are left out"
+            result.note(f"step {number} and on: {far}, {rest}")
+            if not goes_on:
+                break
+        if odd or far:
             if reason := refusal(rows, step := taught_at(rows, numbers)):
-                result.note(f"step {number} refused: {reason if far else odd}")
+                result.note(f"step {number} refused: {odd or reason}")
                 continue
-            if not far:
+            if odd:
                 result.note(f"step {number}: {odd}, its written text alone is trained on")
             totals = accumulated(rows, step)
         if reason := safety.step_refusal(totals, model.gradient_is_finite()):

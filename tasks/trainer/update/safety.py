@@ -107,10 +107,10 @@ class Drift:
 
 
 def odd_token(totals: Totals, max_ratio: float) -> str | None:
-    """Return how much likelier a sampled token has become than it was, if that is more than max_ratio times.
+    """Return a note on the sampled token whose probability grew the most, if by more than max_ratio times; else None.
 
-    What was drawn by a small chance and then written by a developer may be: its ratio would outweigh the other tokens' of the
-    step. A step whose loss is no number is refused elsewhere.
+    A developer may write a text that was drawn with a small probability. Its ratio would outweigh the step's other tokens. A step
+    whose loss is no number is refused elsewhere.
     """
     largest = totals.log_ratio.max().item() if totals.log_ratio.numel() else 0.0
     if largest <= math.log(max_ratio) or not math.isfinite(totals.sums.loss):

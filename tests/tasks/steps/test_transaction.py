@@ -14,7 +14,7 @@ from tasks.showing import fit as showing
 from tasks.showing.fit import Unfitted
 from tasks.steps import transaction
 from tasks.upkeep.forget import forget, request
-from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, sample
+from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, next_name, sample
 
 FIELDS = {
     "created": NOW,
@@ -31,15 +31,15 @@ FIELDS = {
 
 def test_a_cycle_is_unfinished_from_its_manifest_to_its_outcome() -> None:
     store = MemoryStore()
-    name = cycles.next_name(store)
+    name = next_name(store)
     assert name == "cycle-000001"
     store.put_json(f"cycles/{name}/showing-0.json", {})
     assert cycles.unfinished(cycles.index(store)) is None
-    assert cycles.next_name(store) == name, "a cycle begins with its manifest"
+    assert next_name(store) == name, "a cycle begins with its manifest"
 
     transaction.seal(store, name, FIELDS, to_parquet([sample()]), Settings())
     assert cycles.unfinished(cycles.index(store)) == name
-    assert cycles.next_name(store) == "cycle-000002"
+    assert next_name(store) == "cycle-000002"
 
     transaction.finish(store, CycleOutcome(cycle=name, result="refused", reason=""))
     assert cycles.unfinished(cycles.index(store)) is None

@@ -166,8 +166,8 @@ def test_the_figures_of_rewarded_actions_are_those_of_the_last_step_that_they_te
     store: MemoryStore, registry: MemoryRegistry
 ) -> None:
     drawn = {f"drawn_{name}": value for name, value in {"kl": 0.25, "clip_fraction": 0.125, "effective_samples": 0.75}.items()}
-    rewarded, written = {"kl": 0.25, "clip_fraction": 0.125, **drawn}, {"kl": None, "settled_loss": 2.0}
-    figures = "drawn KL 0.25000, 12.50% clipped, effective samples 0.75."
+    rewarded, written = {"kl": 0.25, "drift": 0.5, "clip_fraction": 0.125, **drawn}, {"kl": None, "settled_loss": 2.0}
+    figures = "drift 0.50000; drawn KL 0.25000, 12.50% clipped, effective samples 0.75."
     for steps, expected in (
         ([written, rewarded], f" 2 steps; mean reward 0.1000; last step: {figures}"),
         ([rewarded, written, written], f" 3 steps; mean reward 0.1000; step 1, the last one with them: {figures}"),
