@@ -20,6 +20,7 @@ from infra.records import CycleOutcome, Manifest
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Hindsight
 from infra.storage import cycles
+from infra.storage.cycles import docs_name
 from infra.storage.store import sha256
 from tasks.labels import context_lines, explain, samples, users
 from tasks.labels.collect import Collected, collect
@@ -138,7 +139,9 @@ def holding(texts: Texts, user: str) -> list[str]:
 
 
 def kind(key: str) -> str:
-    return "/".join(key.split("/")[:2]) if key.startswith("events/") else key.split("/")[-1].split("-")[0]
+    if key.startswith("events/"):
+        return "/".join(key.split("/")[:2])
+    return docs_name(key) if key.endswith(".html") else key.split("/")[-1].split("-")[0]
 
 
 async def test_who_opted_out_or_was_forgotten_leaves_no_settled_text_in_any_store(served: Served, tokenizer: Tokenizer) -> None:
