@@ -23,6 +23,7 @@ from tasks.trainer.update import ppo, safety
 from tasks.trainer.update.batches import NO_POLICIES, FixedPolicies, micro_batches, minibatches
 from tasks.trainer.update.logit_scale import LogitScale
 from tasks.trainer.update.logprobs import at_step
+from tasks.trainer.update.targets import without
 from tests.tasks.trainer.models import OLDER, samples, with_settled_text
 from tests.tasks.trainer.trained_models import JOB, pretrained, trained_model
 
@@ -80,7 +81,12 @@ def check_refusals(directory: Path, model: Qwen2ForCausalLM, parallel: Parallel)
     figures = ppo.metrics_of(rows, len(rows), written, None, {})
     answers |= {"acted": figures.tokens, "of_steps": sum(step.tokens for step in written.steps), "all": figures.samples}
     strict = job.model_copy(update={"max_ratio": 1.0001})
-    alone = ppo.update(trained_model(directory, parallel), with_settled_text(drifted), strict, NO_POLICIES, LogitScale(0.0))
+    odd_rows, scale, other = with_settled_text(drifted), LogitScale(0.5), LogitScale(0.5)
+    alone = ppo.update(trained_model(directory, parallel), odd_rows, strict, NO_POLICIES, scale)
+    bare = [without(row, sampled=True, settled=False) for row in odd_rows]
+    plain = ppo.update(trained_model(directory, parallel), bare, job, NO_POLICIES, other)
+    answers["norms"] = [[step.gradient_norm for step in result.steps] for result in (alone, plain)]
+    answers["scales"] = [scale.factor, other.factor]
     answers |= {"odd_tokens": alone.notes, "without_odd_tokens": [(step.tokens, step.settled_tokens) for step in alone.steps]}
     answers |= {"drifted": written.notes, "after_the_drift": [(step.kl, step.settled_tokens) for step in written.steps[1:]]}
     return answers | {"first_step": stopped.steps[0].model_dump()}

@@ -46,6 +46,8 @@ def test_a_step_with_a_token_that_became_much_likelier_trains_on_its_written_tex
         "times as likely" in note and note.endswith(", its written text alone is trained on") for note in values["odd_tokens"]
     )
     assert all(settled and not sampled for sampled, settled in values["without_odd_tokens"])
+    assert values["norms"][0] == pytest.approx(values["norms"][1], rel=1e-6), "as an update of the written text alone"
+    assert values["scales"][0] == pytest.approx(values["scales"][1], rel=1e-6)
 
 
 @LAYOUTS
