@@ -305,6 +305,10 @@ class ArmEvidence(Record):
     """As `during`, with the requests that are younger than the settling time, without the cap of credentials: for a breach."""
     absent: dict[Arm, int]
     """Users with a history who are assigned to the arm and made no request that counts."""
+    late: int = 0
+    """Requests that are left out, since the stage before assigned them."""
+    overdue: int = 0
+    """Users, of a crossover users' blocks of time, with such a request later than a late replica explains."""
 
 
 class Copies(Record):

@@ -92,21 +92,22 @@ def cancelled() -> bool:
 
 
 def discard(context: Context, cycle: str) -> None:
-    """End the Jobs of a cycle that nobody waits for, and remove what they left in the bucket: those of earlier runs too, where
-    `train.job` was another or is not set any more. A failure is logged, and stops nothing."""
+    """End a cycle's Jobs, for which nobody waits, and remove what they left in the bucket: those of earlier runs too, where
+    `train.job` was another or is not set any more. A failure is logged, and stops nothing; the orders then stay, since they name
+    the templates of Jobs that may run."""
     attempt_to_show("training Job", lambda: _end_jobs(context, cycle))
-    attempt_to_show("training Job", lambda: order.remove(context.store, cycle))
 
 
 def _end_jobs(context: Context, cycle: str) -> None:
-    own = context.settings.train.job
+    own, errors = context.settings.train.job, list[str]()
     for file in sorted(order.templates(context.store, cycle) | ({own} if own else set())):
         from tasks.trainer.cluster import update
 
         try:
             update.end(context.store, cycle, file)
-        except Exception as error:
-            labels = update.labels_of(context.store, cycle)
-            raise RuntimeError(
-                f"Jobs of {cycle} may hold their GPUs: {error}. `kubectl delete job -l {labels}` in their namespace ends them"
-            ) from error
+        except Exception as error:  # of a template that is gone, for example: the Jobs of the others end all the same
+            errors.append(str(error))
+    if errors:
+        ends = f"`kubectl delete job -l {update.labels_of(context.store, cycle)}` in their namespace ends them"
+        raise RuntimeError(f"Jobs of {cycle} may hold their GPUs: {'; '.join(errors)}. {ends}")
+    order.remove(context.store, cycle)

@@ -9,11 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from infra.pages.experiment_view import duration
 from infra.records import Forgotten
 from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.storage import counted, cycles
 from infra.storage.events import tombstones
+from infra.storage.scope import scopes_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.traffic import MAX_DAYS
 from tasks.experiments.planning.plan import NEW
@@ -80,11 +82,16 @@ class Retained:
 def retain(store: ObjectStore, registry: Registry, settings: Settings, now: float, *, dry_run: bool = True) -> Retained:
     """Remove old data, new rows of erased subjects, and texts of requests that are opted out.
 
+    What people asked to be removed goes first, so it goes also where old data may not be removed.
+
     Raises:
-        TooShort: cycles or tests would still read the removed data.
+        TooShort: cycles or tests would still read the old data.
         NoChampion: without a champion the weights in use are unknown.
     """
-    check(settings)
+    records: Sequence[Forgotten] = tombstones.read_all(store)
+    forgotten = sweep(store, registry, records, now, dry_run=dry_run)
+    without_text = opted_out.clean(store, dry_run=dry_run)
+    check(settings, has_anchor(registry, settings))
     uploads = checkpoint_gc.find(store, registry, settings, now)
     events = old_events(store, now - settings.retention.events_days * DAY)
     rows = old_rows(store, now - settings.retention.cycles_days * DAY)
@@ -96,27 +103,38 @@ def retain(store: ObjectStore, registry: Registry, settings: Settings, now: floa
         counted.remove(store, key)
     if not dry_run:
         uploads = checkpoint_gc.remove(store, registry, uploads, now)
-    records: Sequence[Forgotten] = tombstones.read_all(store)
-    forgotten = sweep(store, registry, records, now, dry_run=dry_run)
-    without_text = opted_out.clean(store, dry_run=dry_run)
     return Retained(dry_run, tuple(events), tuple(rows), tuple(kept), uploads, forgotten, without_text, tuple(spans))
 
 
-def check(settings: Settings) -> None:
-    """Raise TooShort if a cycle or a test could still read the removed data."""
-    chosen, day = settings.experiment, NEW["baseline_seconds"]
+def has_anchor(registry: Registry, settings: Settings) -> bool:
+    """Return whether a loop has an anchor that its champions are compared with, which it keeps in any mode, or will have one."""
+    if not settings.experiment.anchor_share:
+        return False
+    names = (scope.project for scope in scopes_of(settings))
+    return settings.experiment.mode == "non_inferiority" or any(registry.of(name).aliases().anchor for name in names)
+
+
+def check(settings: Settings, anchored: bool) -> None:
+    """Raise TooShort if a cycle, a test or, where `anchored`, a comparison with an anchor could still read the old data."""
+    chosen, history = settings.experiment, "its history a day, and readers look two days further back"
     # No cycle is sealed while a test runs: the register of known users, a row of the last one, is as old as the test.
     test = (chosen.max_seconds or MAX_DAYS * DAY) + chosen.watch_seconds
-    anchor = NEW["anchor_days"] * DAY if chosen.mode == "non_inferiority" and chosen.anchor_share else 0.0
-    least = math.ceil((max(WINDOW_SECONDS, day + max(test, anchor)) + SLACK) / DAY)
+    lasts = duration(chosen.max_seconds) if chosen.max_seconds else f"{MAX_DAYS} days (experiment.max_seconds = 0)"
+    reads = [
+        (NEW["baseline_seconds"] + test, f"a test may last {lasts}, its watch {duration(chosen.watch_seconds)}, {history}"),
+        (WINDOW_SECONDS, f"cycles look back {duration(WINDOW_SECONDS)}, and readers two days further"),
+    ]
+    if anchored:
+        anchor = f"a comparison with the anchor lasts {NEW['anchor_days']} days, {history}"
+        reads.append((NEW["baseline_seconds"] + NEW["anchor_days"] * DAY, anchor))
+    seconds, reason = max(reads)
+    shorter = ", or let tests be shorter by experiment.max_seconds" if (seconds, reason) == reads[0] else ""
+    least = math.ceil((seconds + SLACK) / DAY)
     for name in ("events_days", "cycles_days"):
         if (days := getattr(settings.retention, name)) < least:
-            longest = "" if chosen.max_seconds else f"{MAX_DAYS} days where experiment.max_seconds is 0, as here, "
             raise TooShort(
-                f"retention.{name} = {days:g}, expected at least {least}: cycles look back {WINDOW_SECONDS:g} s, tests "
-                f"experiment.max_seconds, {longest}experiment.watch_seconds and a day, and a comparison with the anchor "
-                f"{NEW['anchor_days']} days and a day. Nothing was removed; set TABLOOP_RETENTION__{name.upper()} to {least} or "
-                "more, or let tests be shorter by experiment.max_seconds"
+                f"retention.{name} = {days:g}, expected at least {least}: {reason}. No old data was removed; erasure goes on. "
+                f"Set TABLOOP_RETENTION__{name.upper()} to {least} or more{shorter}"
             )
 
 

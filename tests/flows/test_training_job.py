@@ -1,6 +1,7 @@
 """A cycle's run that trains by a Job of Kubernetes shows in Prefect what it waits for, and knows whether it was cancelled."""
 
 import time
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -11,9 +12,12 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
 from infra.settings import Settings
+from infra.settings.training import Train
 from infra.storage import cycle_progress
 from tasks.steps import training_job
 from tasks.steps.context import Context
+from tasks.trainer.cluster import update
+from tasks.trainer.cluster.template import WrongTemplate
 from tests.tasks.made import MemoryRegistry, MemoryStore
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
@@ -64,3 +68,29 @@ def test_a_run_knows_whether_it_is_cancelled_or_its_worker_stops() -> None:
     stopped(return_state=True)
     assert found == [False, True]
     assert training_job.cancelled(), "by hand"
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_template_that_is_gone_leaves_no_job_of_another_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order names a file that was deleted since, and the settings the one by which the Job that runs was made."""
+    store, order, gone, ended = MemoryStore(), "training/cycle-000012-0123456789/order.json", ["a.json"], list[str]()
+    store.put_json(order, {"train": {"job": "a.json"}})
+    context = Context(Settings(train=Train(job=Path("b.json"))), store, MemoryRegistry(v1={}).client, time.time)
+
+    def end(_: MemoryStore, cycle: str, file: Path) -> None:
+        if file.name in gone:
+            raise WrongTemplate(f"{file}: no such file")
+        ended.append(file.name)
+
+    monkeypatch.setattr(update, "end", end)
+
+    @flow
+    def discarding() -> None:
+        training_job.discard(context, "cycle-000012")
+
+    discarding()
+    assert ended == ["b.json"]
+    assert store.exists(order), "it names the template of Jobs that may run"
+    gone.clear()
+    discarding()
+    assert not store.exists(order)

@@ -39,6 +39,9 @@ CROWD = "crowd"
 """Sum of the requests of several users who count as one, since they have one credential."""
 UNCAPPED = (MADE, NAMED, *QUARTERS, TORN, CROWD)
 LATER, IN_BLOCK = "later_", "in_block_"
+LATE_SECONDS = 3600.0
+"""Longest time after the start of a stage in which a replica may still assign by the stage before, since its registry does not
+answer: an outage that ends. A replica that is cut off for longer serves the champion to users of the challenger's arm."""
 Sums = Mapping[str, np.ndarray]
 """By name (metrics.SUMS and UNCAPPED), a sum for each user [U]."""
 
@@ -62,6 +65,10 @@ class ArmTotals:
     immediate: Mapping[Arm, Sums] = field(default_factory=dict)
     """As `during`, with the requests that are younger than the settling time and without the cap of credentials, so that few of
     them show a breach; beside an anchor, those of the newest champion alone. Empty: there are none."""
+    late: int = 0
+    """Requests that are left out, since the stage before assigned them."""
+    overdue: int = 0
+    """Users, of a crossover users' blocks of time, with such a request more than LATE_SECONDS after the start of the stage."""
 
     @property
     def both(self) -> np.ndarray:
@@ -106,6 +113,8 @@ class ArmTotals:
             immediate=immediate,
             before=_lists(self.before),
             absent=dict(self.absent),
+            late=self.late,
+            overdue=self.overdue,
         )
 
 
@@ -113,8 +122,8 @@ def of_evidence(evidence: ArmEvidence) -> ArmTotals:
     """Return the totals that a decision stores."""
     parts = (evidence.during, evidence.later, evidence.in_block, evidence.immediate)
     during, later, in_block, immediate = ({arm: _arrays(sums[arm]) for arm in sums} for sums in parts)
-    before = _arrays(evidence.before)
-    return ArmTotals(during, later, before, evidence.absent, in_block=in_block, immediate=immediate)
+    before, late, overdue = _arrays(evidence.before), evidence.late, evidence.overdue
+    return ArmTotals(during, later, before, evidence.absent, (), in_block, immediate, late, overdue)
 
 
 def gather(
@@ -162,8 +171,8 @@ def total(
         labelled: completions with their labels (tasks/labels/attribution.py).
         until: requests after this time, in Unix seconds, count only for metrics that need no label.
     """
-    made, before = of_units(labelled, experiment, plan)
-    made = _with_turns(made, plan)
+    made, before, late = of_units(labelled, experiment, plan)
+    made, late = _with_turns(made, plan), late.filter(pl.col("time") <= until)
     during = made.filter(pl.col("time") <= until)
     since = _later_from(experiment, until)
     young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
@@ -182,6 +191,8 @@ def total(
         before=_arrays_of(_by_user(earlier, names), (*SUMS, MADE)),
         absent=_absent(set(earlier["user"]) - set(names), experiment, plan),
         inputs=inputs,
+        late=late.height,
+        overdue=_turns(late.filter(pl.col("time") > experiment.counts_from + LATE_SECONDS), plan).n_unique(),
     )
 
 
@@ -192,11 +203,11 @@ def _later_from(experiment: ExperimentRecord, until: float) -> float:
 
 def of_units(
     labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float = math.inf
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return the requests of `by_test`, where the users of a crowded credential are one user."""
-    made, before = by_test(labelled, experiment, until)
+    made, before, late = by_test(labelled, experiment, plan, until)
     crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
-    return one_user_each(made, crowded), one_user_each(before, crowded)
+    return one_user_each(made, crowded), one_user_each(before, crowded), one_user_each(late, crowded)
 
 
 def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:
@@ -216,8 +227,11 @@ def one_user_each(rows: pl.DataFrame, credentials: pl.Series) -> pl.DataFrame:
     return rows.with_columns(member="user", user=one)
 
 
-def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float = math.inf) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it.
+def by_test(
+    labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return the requests that count: those of the test, each on the arm that it was assigned to, and those before it; last,
+    those of the test that a replica assigned by an earlier stage, which do not count.
 
     Only the last stage counts. An earlier stage has another share: its users made their requests at other times, and some of its
     champion's users are the challenger's now and would be compared with themselves.
@@ -228,7 +242,8 @@ def by_test(labelled: pl.DataFrame, experiment: ExperimentRecord, until: float =
     counted = counted.with_columns(of_test=assigned == experiment.id)
     made = _on_assigned_arm(counted.filter("of_test", pl.col("time") >= experiment.counts_from), experiment)
     before = counted.filter(~pl.col("of_test"), pl.col("time") < experiment.started).with_columns(served=pl.lit(True))
-    return _by_last_stage(made, experiment), before
+    late = _late(made, experiment, plan)
+    return made.filter(~late), before, made.filter(late)
 
 
 def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
@@ -262,26 +277,25 @@ def _on_assigned_arm(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.Dat
     return pl.concat([counted, moved])
 
 
-def _by_last_stage(rows: pl.DataFrame, experiment: ExperimentRecord) -> pl.DataFrame:
-    """Leave out requests that the stage before assigned: a replica whose registry does not answer learns late of the last one.
+def _late(rows: pl.DataFrame, experiment: ExperimentRecord, plan: Plan) -> pl.Series:
+    """Return which requests the stage before assigned: a replica whose registry does not answer learns late of the last one.
 
     Shares only grow, so these are on the champion's arm, of users or blocks that are the challenger's by now.
     """
-    last, plan = experiment.stage, experiment.plan
-    if not any(0 < stage.share < last.share for stage in experiment.stages):
-        return rows
-    seconds = plan.block_seconds if plan and plan.design == "crossover" else math.inf
-    turn = ("user", (pl.col("time") // seconds).alias("turn"))
-    of_champion = pl.col("arm") == "champion"
-    turns = rows.filter(of_champion).select(*turn, "time").unique(["user", "turn"])
-    moved = [assigned_arm(experiment, user, time) == "challenger" for user, time in turns.select("user", "time").iter_rows()]
-    late = rows.select(*turn).join(
-        turns.select("user", "turn", late=pl.Series(moved, dtype=pl.Boolean)),
-        on=["user", "turn"],
-        how="left",
-        maintain_order="left",
-    )
-    return rows.filter(~(of_champion & late["late"].fill_null(False)))
+    if not any(0 < stage.share < experiment.stage.share for stage in experiment.stages):
+        return pl.repeat(False, rows.height, eager=True)
+    of_champion, turns = rows["arm"] == "champion", _turns(rows, plan)
+    asked = turns.with_columns(rows["time"]).filter(of_champion).unique(turns.columns)
+    moved = [assigned_arm(experiment, user, time) == "challenger" for user, time in asked.select("user", "time").iter_rows()]
+    asked = asked.select(*turns.columns, late=pl.Series(moved, dtype=pl.Boolean))
+    late = turns.join(asked, on=turns.columns, how="left", maintain_order="left")["late"]
+    return of_champion & late.fill_null(False)
+
+
+def _turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return for each request the unit that has one arm: its user, of a crossover with the block of time."""
+    seconds = plan.block_seconds if plan.design == "crossover" else math.inf
+    return rows.select("user", turn=pl.col("time") // seconds)
 
 
 def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:

@@ -39,7 +39,7 @@ class Traffic:
     """Length of all blocks."""
     share: float = 1.0
     """Share of the users who are in it, as in the longest test."""
-    others: float = 0.0
+    outside_tests: float = 0.0
     """Requests a day that a cycle reads and no test counts: of users who take part in none."""
 
     @property
@@ -119,7 +119,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
-    others, rows = rows.filter(~pl.col("takes_part")).height / max(days, 1e-9), rows.filter("takes_part")
+    outside_tests, rows = rows.filter(~pl.col("takes_part")).height / max(days, 1e-9), rows.filter("takes_part")
     who = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user")
     named = who.agg(pl.col("named").any(), crowd=pl.col("member").n_unique() > 1).sort("user")
     block = ((pl.col("time") - begin) // settings.block_seconds).cast(pl.Int64)
@@ -131,7 +131,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     tables = {name: np.zeros((named.height, math.ceil(days * DAY / settings.block_seconds))) for name in SUMS}
     for name in SUMS:
         tables[name][at] = sums[name].to_numpy()
-    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share, others)
+    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share, outside_tests)
 
 
 def longest_days(settings: Experiment, plan: Plan) -> float:

@@ -23,7 +23,7 @@ def too_few(traffic: Traffic, settings: Settings, now: float) -> tuple[Few, ...]
 
 def _cycle(traffic: Traffic, settings: Settings, now: float) -> Few | None:
     """Return why no cycle begins, even if each request became a sample."""
-    most, asked = (traffic.per_day + traffic.others) / traffic.share * WINDOW_SECONDS / DAY, settings.collect.min_samples
+    most, asked = (traffic.per_day + traffic.outside_tests) / traffic.share * WINDOW_SECONDS / DAY, settings.collect.min_samples
     return too_slow(round(most), asked, WINDOW_SECONDS, now) if most < asked else None
 
 

@@ -343,6 +343,7 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
                 f"    in {name:<10} {finds}; {chances}; non-inferiority ships an equal one in {prospect.harmless[name]:.0%}"
             )
     chosen = proposal.settings
+    margins = ", ".join(f"{name} = {margin}" for name, margin in chosen.margins.items())
     return "\n".join(
         [
             *lines,
@@ -352,6 +353,8 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
             "    [experiment]",
             f'    design = "{chosen.design}"',
             f"    planned_requests = {chosen.planned_requests}",
+            f"    min_requests = {chosen.min_requests}",
             f"    max_seconds = {chosen.max_seconds:.0f}",
+            *([f"    margins = {{ {margins} }}"] if margins else []),
         ]
     )

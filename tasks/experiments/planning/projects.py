@@ -17,7 +17,7 @@ class ProjectSize:
     own_champion: bool
     """Whether the settings give it a champion of its own."""
     users: int
-    """Users whom a test of all its people would count."""
+    """Users with a history, whether or not they take part in tests."""
     requests_per_day: float
     lacks: tuple[str, ...]
     """What it is too little for, each with the reason; empty: the project is large enough."""

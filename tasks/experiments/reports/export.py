@@ -85,7 +85,7 @@ def facts(labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, unti
     The columns are those of infra/docs/operate/other-systems.md: who, when, which variation (empty before the test), by what the
     sums are divided, the weight by which the caps let the request count, and the value of every metric and denominator.
     """
-    made, before = of_units(labelled, experiment, plan, until + plan.settle_seconds)  # as at the look that counts until then
+    made, before, _ = of_units(labelled, experiment, plan, until + plan.settle_seconds)  # as at the look that counts until then
     during = made.filter(pl.col("time") <= until)
     counted = during.join(weights(during, plan), on=["arm", "user", "credential"], how="left")
     earlier = before.filter(pl.col("user").is_in(during["user"].unique().implode()))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from infra.records import Arm, CheckResult, Plan
-from tasks.experiments.counting.totals import ARMS, QUARTERS, TORN, ArmTotals, Sums
+from tasks.experiments.counting.totals import ARMS, LATE_SECONDS, QUARTERS, TORN, ArmTotals, Sums
 from tasks.experiments.verdict.designs import compare_change, compare_rates, compare_requests, rest, units
 from tasks.statistics.ratios import (
     LEAST_ROWS,
@@ -46,13 +46,16 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
 def both_arms(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Users served by both arms; up to the bound they are left out.
 
-    Users of one credential who count as one are on both arms by their assignment, and are left out without a bound.
+    Users of one credential who count as one are on both arms by their assignment, and are left out without a bound. Requests that
+    a late replica assigned are left out too; users who made some long after the start of the stage count as served by both.
     """
     both, crowds = int((totals.both & ~totals.crowds).sum()), int((totals.both & totals.crowds).sum())
     served = max(sum(units(totals, plan).values()) + both, 1)
-    broken = both > max(1, plan.max_both_arms * served)
+    broken = both + totals.overdue > max(1, plan.max_both_arms * served)
     left_out = f"; {crowds} credentials with users on both arms are left out" if crowds else ""
-    return check_result("both_arms", broken, f"{both} of {served} users were served by both arms{left_out}")
+    return check_result(
+        "both_arms", broken, f"{both} of {served} users were served by both arms{left_out}{_late(totals, 'users')}"
+    )
 
 
 def split(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
@@ -91,8 +94,18 @@ def requests_per_user(totals: ArmTotals, plan: Plan) -> CheckResult:
 def torn_turns(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Blocks of time in which a user was served by both arms, although a block belongs to one arm."""
     torn, turns = float(totals.during["champion"][TORN].sum()), sum(_turns(totals).values())
-    broken = torn > max(1.0, plan.max_both_arms * turns)
-    return check_result("both_arms", broken, f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms")
+    broken = torn + totals.overdue > max(1.0, plan.max_both_arms * turns)
+    numbers = f"in {torn:.0f} of {turns:.0f} blocks of time, a user was served by both arms{_late(totals, 'blocks')}"
+    return check_result("both_arms", broken, numbers)
+
+
+def _late(totals: ArmTotals, what: str) -> str:
+    """Return how many requests are left out since a replica learned late of the stage; empty if none."""
+    if not totals.late:
+        return ""
+    text = f"; {totals.late} requests that a replica assigned by the stage before are left out"
+    after = f"{LATE_SECONDS / 3600:g} h after the start of the stage"
+    return text + (f", of {totals.overdue} {what} later than {after}: a replica is cut off" if totals.overdue else "")
 
 
 def split_of_turns(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:

@@ -1,7 +1,9 @@
 """What the planner promises is what the gate finds, what it chooses can end, and traffic is read as a test would read it."""
 
 import math
+import tomllib
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -105,6 +107,17 @@ def test_the_page_says_what_is_found_and_where_nothing_can_be() -> None:
     assert "finds no gain below 50%" in propose(rare, SETTINGS.model_copy(update={"min_requests": 1}), Collect()).reason
 
 
+@pytest.mark.parametrize("mode", ["superiority", "non_inferiority"])
+def test_the_printed_settings_are_taken_and_make_the_proposed_plan(mode: Literal["superiority", "non_inferiority"]) -> None:
+    """Of a team whose next test has fewer requests than the default least, at wider margins than the default."""
+    few, own = traffic_of(replace(TWENTY, each=8.0), 7.0), SETTINGS.model_copy(update={"mode": mode})
+    proposal = propose(few, own, Collect())
+    assert proposal.settings.planned_requests < SETTINGS.min_requests and proposal.settings.margins
+    printed = page(prospects(few, PLAN), few, PLAN, proposal).split("so that it stays:\n")[1]
+    kept = Experiment.model_validate({"mode": mode, **tomllib.loads(printed)["experiment"]})
+    assert make_plan(kept, Collect()) == make_plan(proposal.settings, Collect())
+
+
 def test_traffic_is_counted_by_user_and_block_as_a_test_would() -> None:
     store = MemoryStore()
     settings = Settings(experiment=Experiment(min_history_requests=2, block_seconds=60), serving=ALL)
@@ -138,7 +151,7 @@ def test_requests_of_people_who_take_part_in_no_test_are_not_planned_for_but_fil
     store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", answers)
     settings, seven = (Settings(experiment=experiment, serving=serving, collect=Collect(min_samples=n)) for n in (6, 7))
     traffic = recent(store, settings, PLAN, NOW, 7.0)
-    assert (traffic.users, traffic.requests, traffic.others) == (2, 2.0, 4 / 7)
+    assert (traffic.users, traffic.requests, traffic.outside_tests) == (2, 2.0, 4 / 7)
     assert not too_few(traffic, settings, NOW), "all six requests of a week fill a cycle"
     assert [each.what for each in too_few(traffic, seven, NOW)] == ["cycle"]
     nobody = Settings(experiment=experiment, serving=Serving())

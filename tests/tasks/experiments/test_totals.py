@@ -15,7 +15,7 @@ from infra.settings.schema import Collect, Experiment
 from infra.storage import counted
 from infra.storage.store import sha256
 from tasks.experiments.counting.metrics import SUMS
-from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, total
+from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, of_evidence, total
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.checks import run_checks
 from tasks.labels.attribution import attribute, label
@@ -108,6 +108,35 @@ def test_a_replica_that_learns_late_of_a_stage_does_not_break_the_test(design: L
         assert found.counts == {arm: sum(assigned_arm(now, f"u{n}", NOW) == arm for n in range(60)) for arm in found.counts}
     assert sum(found.during[arm]["made"].sum() for arm in found.during) < len(completions)
     assert all(assigned_arm(now, c.user, c.time) == c.arm for c in completions if c.time >= NOW + late)
+
+
+@pytest.mark.parametrize("design", ["by_user", "crossover"])
+@pytest.mark.parametrize(("hours", "state"), [(0.9, "passed"), (4.0, "broken")])
+def test_a_replica_that_is_cut_off_breaks_the_test_and_one_in_an_outage_is_named(
+    design: Literal["by_user", "crossover"], hours: float, state: str
+) -> None:
+    """The stage before gives it the champion, for users or blocks that are the challenger's at the other replica."""
+    frozen, cut_off = plan(design=design, block_seconds=1200.0), hours * 3600
+    ramp, test = Stage(name="ramp", share=0.2, started=NOW - 600), Stage(name="test", share=0.5, started=NOW)
+    before = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW - 600, plan=frozen, stages=(ramp,))
+    now, completions = before.model_copy(update={"stages": (ramp, test)}), []
+    for number, second in itertools.product(range(30), range(0, 4 * 3600, 300)):
+        time, user, replica = NOW + second + number / 100, f"u{number}", (number + second // 300) % 2
+        arm = assigned_arm(before if replica and second < cut_off else now, user, time)
+        of_test = {"experiment": "e", "assigned": "e", "assigned_arm": arm, "arm": arm}
+        version = {"champion": "1", "challenger": "2"}[arm]
+        completions.append(completion(f"{number} {second}", user=user, time=time, policy_version=version, **of_test))
+    found = total(labelled(completions, []), now, frozen, until=NOW + 5 * 3600)
+    late = [c for c in completions if assigned_arm(now, c.user, c.time) != c.arm]
+    turns = {(c.user, c.time // 1200 if design == "crossover" else 0) for c in late if c.time > NOW + 3600}
+    assert (found.late, found.overdue) == (len(late), len(turns)) and bool(turns) is (state == "broken")
+    (checked,) = (check for check in run_checks(found, 0.5, frozen) if check.name == "both_arms")
+    assert checked.state == state, checked.reason
+    assert f"; {len(late)} requests that a replica assigned by the stage before are left out" in checked.reason
+    assert (f"of {len(turns)} {'blocks' if design == 'crossover' else 'users'} later than 1 h after" in checked.reason) is bool(
+        turns
+    )
+    assert checked in run_checks(of_evidence(found.evidence()), 0.5, frozen)
 
 
 def test_only_settled_comparable_requests_count() -> None:

@@ -319,25 +319,60 @@ def test_retention_removes_what_evaluations_keep_by_its_last_write(store: Memory
 
 
 @pytest.mark.parametrize(
-    ("experiment", "least"),
+    ("experiment", "anchored", "least", "reason"),
     [
-        ({"max_seconds": 3600.0}, 9),
-        ({"max_seconds": 10 * DAY, "watch_seconds": 3 * DAY}, 16),
-        ({}, 32),
-        ({"mode": "non_inferiority", "max_seconds": DAY, "anchor_share": 0.2}, 31),
-        ({"mode": "non_inferiority", "max_seconds": DAY, "anchor_share": 0.0}, 9),
+        ({"max_seconds": 3600.0}, False, 9, "cycles look back 7 days, and readers two days further"),
+        (
+            {"max_seconds": 10 * DAY, "watch_seconds": 3 * DAY},
+            False,
+            16,
+            "a test may last 10 days, its watch 3 days, its history a",
+        ),
+        (
+            {},
+            False,
+            32,
+            r"a test may last 28 days \(experiment.max_seconds = 0\), its watch 60 min, its history a day, and readers",
+        ),
+        (
+            {"mode": "non_inferiority", "max_seconds": DAY, "anchor_share": 0.2},
+            False,
+            31,
+            "a comparison with the anchor lasts 28 days",
+        ),
+        ({"mode": "non_inferiority", "max_seconds": DAY, "anchor_share": 0.0}, True, 9, "cycles look back"),
+        ({"max_seconds": DAY, "anchor_share": 0.2}, True, 31, "a comparison with the anchor lasts 28 days"),
+        ({"max_seconds": DAY, "anchor_share": 0.0}, True, 9, "cycles look back"),
     ],
 )
 @pytest.mark.parametrize("name", ["events_days", "cycles_days"])
 def test_a_retention_shorter_than_what_cycles_and_tests_read_is_refused(
-    name: str, experiment: dict[str, float], least: int
+    registry: MemoryRegistry, name: str, experiment: dict[str, float], anchored: bool, least: int, reason: str
 ) -> None:
+    if anchored:
+        registry.client.set_anchor(ExperimentRecord(id="a", champion="1", challenger="2", share=0.1, started=NOW))
     limits = LIMITS.model_copy(update={"experiment": Experiment.model_validate(experiment)})
     enough, short = (limits.model_copy(update={"retention": Retention(**{name: days})}) for days in (least, least - 1))
-    retention.check(enough)
-    expected = rf"retention.{name} = {least - 1}, expected at least {least}: .*TABLOOP_RETENTION__{name.upper()} to {least}"
+    retain(MemoryStore(), registry.client, enough, NOW)
+    expected = (
+        f"retention.{name} = {least - 1}, expected at least {least}: {reason}.*TABLOOP_RETENTION__{name.upper()} to {least}"
+    )
     with pytest.raises(TooShort, match=expected):
-        retention.check(short)
+        retain(MemoryStore(), registry.client, short, NOW)
+
+
+def test_a_refused_retention_still_erases(store: MemoryStore, registry: MemoryRegistry) -> None:
+    tombstones.write(store, ERASURE)
+    put(store, "late", NOW + 300)
+    store.put_rows("events/completions/date=2027-01-15/hour=08/out.parquet", [completion("out", user=BOB, opted_out=True)])
+    text = "events/feedback/date=2027-01-15/hour=08/text.parquet"
+    store.put_rows(text, [feedback("text", user=BOB, completion_id="out", prefix="x = ")])
+    kept = set(store.keys("events/completions/"))
+    limits = LIMITS.model_copy(update={"retention": Retention(events_days=1)})
+    with pytest.raises(TooShort, match="No old data was removed; erasure goes on"):
+        retain(store, registry.client, limits, NOW + 100 * DAY, dry_run=False)
+    assert holding(store, "user", ADA) == [] and not store.exists(text)
+    assert set(store.keys("events/completions/")) == kept and holding(store, "user", BOB)
 
 
 def test_experiments_do_not_count_erased_users(store: MemoryStore, registry: MemoryRegistry) -> None:
