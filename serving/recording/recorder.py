@@ -104,12 +104,12 @@ class Recorder:
 
     def forget(self, names: Collection[str]) -> None:
         """Remember no request of users and projects that were forgotten, by the names of their records."""
-        subjects = self.served.subjects()
-        users = {user for user in {user for user, _ in subjects} if tombstones.digest("user", user) in names}
-        projects = {name for name in {name for _, name in subjects} if tombstones.digest("project", name) in names}
-        self.served.forget({(user, project) for user, project in subjects if user in users or project in projects})
-        for user in users:
-            self.received.forget_user(user)
+        for user, project in self.served.subjects():
+            if tombstones.digest("user", user) in names:
+                self.served.forget_user(user)
+                self.received.forget_user(user)
+            elif tombstones.digest("project", project) in names:
+                self.served.forget_user(user, project)
 
     async def settle(self) -> None:
         """Wait for the completions that another process redacts, and end that process."""

@@ -7,7 +7,7 @@ balancer send a developer's requests and events to one replica.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from infra.model.line_ends import normal, normal_context
@@ -103,16 +103,11 @@ class Served:
         """Return the users and projects of the requests."""
         return {(request.user, request.project) for request in self._by_id.values()}
 
-    def forget(self, gone: Collection[tuple[str, str]]) -> None:
-        """Remember no request of these users in these projects (`subjects`) any more, in one pass for all of them."""
-        forgotten = {request for request in self._by_id.values() if (request.user, request.project) in gone}
-        for request in forgotten:
-            del self._by_id[request.id]
-        for key in {key for request in forgotten for key in _keys(request)}:
-            if kept := [request for request in self._by_suffix[key] if request not in forgotten]:
-                self._by_suffix[key] = kept
-            else:
-                del self._by_suffix[key]
+    def forget_user(self, user: str, project: str = "") -> None:
+        """Remember no request of a user any more; with a project, of those there."""
+        for request in self.of_user(user):
+            if project in ("", request.project):
+                self._forget(self._by_id.pop(request.id))
 
     def named(self, named: Named, completion_id: str, prefix: str, suffix: str) -> Named:
         """Return what an event names, with the user and the project of its completion where it names none.
