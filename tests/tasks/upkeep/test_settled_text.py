@@ -100,7 +100,7 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     failed = dict.fromkeys(accounting.samples["id"].head(1), "logprobs_are_finite")  # a row of the first user
     rows = samples.records(store, collected.plan.partitions, accounting.samples_of(failed))
     written = quarantine.write(store, CYCLE, quarantine.rows(accounting, failed, collected.malformed, rows))
-    evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, pages(validation)))
+    evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, pages(validation), time.time()))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
     chosen = context_lines.with_context_lines(store, collected.plan.partitions, accounting.samples)
     chosen = samples.with_settled_tokens(chosen, tokens)
@@ -138,7 +138,7 @@ def holding(texts: Texts, user: str) -> list[str]:
 
 
 def kind(key: str) -> str:
-    return "/".join(key.split("/")[:2]) if key.startswith("events/") else key.split("/")[-1].split("-")[0]
+    return "/".join(key.split("/")[:2]) if key.startswith("events/") else cycles.docs_name(key).split("-")[0]
 
 
 async def test_who_opted_out_or_was_forgotten_leaves_no_settled_text_in_any_store(served: Served, tokenizer: Tokenizer) -> None:
