@@ -66,9 +66,9 @@ FLUSH_SECONDS = 1.0
 EXIT_SECONDS = 0.5
 """Time at the end of the grace period for the process to end by itself."""
 THREADS, LOOP_THREADS = 16, 16
-"""Most threads that calls to other servers may hold, and how many more for each loop: registry and store, of follower and status
-page. A registry that hangs would hold all of asyncio's own number, a few more than the cores, and with them events, choices and
-look-ups of names."""
+"""Threads for calls to other servers: THREADS for all, LOOP_THREADS more for each loop's follower and status page. A registry
+that hangs would hold all of asyncio's own number, a few more than the cores, and with them events, choices and look-ups of
+names."""
 
 
 def policy(settings: Settings) -> Policy:

@@ -53,8 +53,8 @@ class Commands(TyperGroup):
         except Exception as error:
             if (known := errors.code_of(error)) is None:
                 option = _unknown_option(error)
-                if taken := next((each for each in self.params if option in each.opts), None):
-                    words = (ctx.command_path, option, getattr(taken, "metavar", None), _command_of(error, ctx))
+                if parameter := next((each for each in self.params if option in each.opts), None):
+                    words = (ctx.command_path, option, getattr(parameter, "metavar", None), _command_of(error, ctx))
                     _add(error, f"It stands before the command: `{' '.join(filter(None, words))}`")
                 raise
             print(f"{ctx.command_path} {ctx.invoked_subcommand or ''}".strip() + f": {errors.message_of(error)}", file=sys.stderr)

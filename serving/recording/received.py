@@ -2,6 +2,7 @@
 completions."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_USERS = 10_000
@@ -39,9 +40,10 @@ class ReceivedEvents:
         counted.matched += matched
         counted.last, counted.last_matched = time, matched
 
-    def forget_user(self, user: str) -> None:
-        """Remember no event of a user any more."""
-        self._users.pop(user, None)
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Remember no event any more of users who are gone."""
+        for user in [each for each in self._users if is_gone(each)]:
+            del self._users[user]
 
     def of(self, user: str) -> dict[str, Received]:
         return self._users.get(user, {})

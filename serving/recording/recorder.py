@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection
+from functools import cache
 
 from infra.model.past_acceptance import PastAcceptance
 from infra.records import Completion, Feedback, ShadowCopy
@@ -104,12 +105,18 @@ class Recorder:
 
     def forget(self, names: Collection[str]) -> None:
         """Remember no request of users and projects that were forgotten, by the names of their records."""
-        for user, project in self.served.subjects():
-            if tombstones.digest("user", user) in names:
-                self.served.forget_user(user)
-                self.received.forget_user(user)
-            elif tombstones.digest("project", project) in names:
-                self.served.forget_user(user, project)
+
+        @cache
+        def is_gone(user: str) -> bool:
+            return tombstones.digest("user", user) in names
+
+        self.served.forget(lambda user, project: is_gone(user) or tombstones.digest("project", project) in names)
+        self.received.forget(is_gone)
+
+    def forget_user(self, user: str) -> None:
+        """Remember no request and no event of a user any more."""
+        self.served.forget(lambda each, _: each == user)
+        self.received.forget(lambda each: each == user)
 
     async def settle(self) -> None:
         """Wait for the completions that another process redacts, and end that process."""

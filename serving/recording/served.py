@@ -7,8 +7,10 @@ balancer send a developer's requests and events to one replica.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
 
 from infra.model.line_ends import normal, normal_context
 from infra.records import Completion
@@ -56,7 +58,7 @@ class Served:
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, ServedRequest] = OrderedDict()
-        self._by_suffix: dict[tuple[bytes, ...], list[ServedRequest]] = {}
+        self._by_suffix: dict[tuple[bytes, ...], dict[ServedRequest, None]] = {}
         """Oldest first, by hash of the suffix and credential, and by hash of the suffix, project and user."""
         self._naming: OrderedDict[tuple[str, str], None] = OrderedDict()
         """Credentials whose completions named a user (with ""), and users of a credential whose completions named a project."""
@@ -69,7 +71,7 @@ class Served:
         request = ServedRequest(completion_id, *who, place, arrived, client=caller.client, opted_out=caller.opted_out)
         self._by_id[completion_id] = request
         for key in _keys(request):
-            self._by_suffix.setdefault(key, []).append(request)
+            self._by_suffix.setdefault(key, {})[request] = None
         if caller.names_user:
             self._naming[caller.credential, ""] = None
         if caller.names_project:
@@ -99,15 +101,11 @@ class Served:
         """Return the requests of a user, in all projects, the latest first."""
         return [request for request in reversed(self._by_id.values()) if request.user == user]
 
-    def subjects(self) -> set[tuple[str, str]]:
-        """Return the users and projects of the requests."""
-        return {(request.user, request.project) for request in self._by_id.values()}
-
-    def forget_user(self, user: str, project: str = "") -> None:
-        """Remember no request of a user any more; with a project, of those there."""
-        for request in self.of_user(user):
-            if project in ("", request.project):
-                self._forget(self._by_id.pop(request.id))
+    def forget(self, is_gone: Callable[[str, str], bool]) -> None:
+        """Remember no request any more whose user and project are gone; each pair of them is asked about once."""
+        is_gone = cache(is_gone)
+        for request in [each for each in self._by_id.values() if is_gone(each.user, each.project)]:
+            self._forget(self._by_id.pop(request.id))
 
     def named(self, named: Named, completion_id: str, prefix: str, suffix: str) -> Named:
         """Return what an event names, with the user and the project of its completion where it names none.
@@ -163,7 +161,7 @@ class Served:
     def _near(self, whose: tuple[bytes, ...], prefix: str, suffix: str) -> Iterator[ServedRequest]:
         """Yield the requests at an event's position, the latest first."""
         ends: dict[int, bytes] = {}
-        for request in self._by_suffix.get((_suffix(suffix), *whose), [])[: -MOST_AT_PLACE - 1 : -1]:
+        for request in islice(reversed(self._by_suffix.get((_suffix(suffix), *whose), {})), MOST_AT_PLACE):
             _, length, end = request.place
             if 0 <= len(prefix) - length <= MOST_TYPED:
                 if length not in ends:
@@ -174,7 +172,7 @@ class Served:
     def _forget(self, request: ServedRequest) -> None:
         for key in _keys(request):
             requests = self._by_suffix[key]
-            requests.remove(request)
+            del requests[request]
             if not requests:
                 del self._by_suffix[key]
 

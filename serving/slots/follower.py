@@ -34,6 +34,9 @@ BEHIND_SECONDS = 10.0
 """Seconds for which an engine of a group may hold another version before it is loaded with the group's: another replica of the
 app may be loading a newer one that this replica does not know yet."""
 
+Cached = tuple[str, str | None]
+"""A version, and the source that the cache has it from."""
+
 
 @dataclass
 class Loading:
@@ -69,8 +72,12 @@ class Follower:
         """By slot, when an engine of its group was first seen with another version."""
         self._catching_up: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[Aliases] | None = None
-        self._checks: set[asyncio.Task[None]] = set()
-        """Comparisons with the registry that the slots' verification did not wait for."""
+        self._unanswered = 0
+        """Steps in a row that waited in vain for the registry."""
+        self._checks: dict[Cached, asyncio.Task[bool]] = {}
+        """Comparisons with the registry that are under way."""
+        self._denied: dict[Cached, str] = {}
+        """Why a source is not the registry's, until a comparison finds that it is."""
         self._locks = [asyncio.Lock() for _ in arms.slots]
         """One per slot, held while it is verified or its weights are swapped."""
 
@@ -88,7 +95,7 @@ class Follower:
                 if not await self.wait_for_load(self._seconds):
                     await asyncio.sleep(self._seconds)
         finally:
-            for task in (self._loading and self._loading.task, self._catching_up, self._reading, *self._checks):
+            for task in (self._loading and self._loading.task, self._catching_up, self._reading, *self._checks.values()):
                 if task:
                     task.cancel()
 
@@ -166,14 +173,17 @@ class Follower:
         self._retry_at[version] = self._clock() + (REFUSED_SECONDS if refused else RETRY_SECONDS)
 
     async def _read_registry(self) -> None:
-        if self._reading is None:  # a read that hangs occupies one thread, not one more per step
-            self._reading = asyncio.create_task(asyncio.to_thread(self._source.aliases))
-        reading = self._reading
+        reading = self._reading or self._start_reading()
         await asyncio.wait([reading], timeout=REGISTRY_SECONDS)
+        if not reading.done():  # a read that hangs occupies one thread, not one more per step
+            self._reading, self._unanswered = reading, self._unanswered + 1
+            if self._unanswered == 1:
+                return  # the next step takes the answer of a registry that is slow
+        else:  # a slow one is asked again at once, so that the next step need not wait in vain
+            self._reading, self._unanswered = self._start_reading() if self._unanswered else None, 0
         try:
             if not reading.done():
                 raise TimeoutError(f"no answer in {REGISTRY_SECONDS:g} s")
-            self._reading = None
             aliases = reading.result()
         except Exception as error:  # on any failure of the registry, serving continues with the last aliases
             if self.arms.problems.get("registry") is None:
@@ -185,6 +195,9 @@ class Follower:
             log.info("registry: champion %s, challenger %s", aliases.champion, aliases.challenger)
             self._aliases = aliases
             await asyncio.to_thread(self._source.cache.remember_aliases, aliases)
+
+    def _start_reading(self) -> asyncio.Task[Aliases]:
+        return asyncio.create_task(asyncio.to_thread(self._source.aliases))
 
     async def _inspect(self, slot: Slot) -> None:
         """Update a slot from its engine's health. A new process or version is verified first."""
@@ -286,24 +299,42 @@ class Follower:
     async def _verify(self, slot: Slot, version: str) -> None:
         """Check the version's source and run the smoke test; the slot may then take traffic.
 
-        While the registry is slow, as while it is away, the cache's word for the source counts, until an answer says otherwise.
+        While the registry is slow, as while it is away, the cache's word for the source counts, until an answer says otherwise;
+        from then on the registry's alone.
         """
-        check = asyncio.create_task(asyncio.to_thread(self._source.check, version))
-        self._checks.add(check)
-        check.add_done_callback(self._checks.discard)
+        cached = version, self._source.cache.source(version)
+        check = self._checks.get(cached)
+        if check is None:  # one that hangs occupies one thread, not one more per step
+            check = self._checks[cached] = asyncio.create_task(asyncio.to_thread(self._source.check, version))
+            check.add_done_callback(lambda done: self._take_check(cached, done))
         await asyncio.wait([check], timeout=REGISTRY_SECONDS)
-        if check.done():
-            check.result()
+        self._require_source(cached, check)
         await smoke_test(slot.engine, version)
         slot.estimate = await asyncio.to_thread(self._source.estimate, version)
+        self._require_source(cached, check)  # an answer may have come meanwhile
         slot.verified = (slot.pid, version)
-        check.add_done_callback(lambda late: self._take_late_check(slot, version, late))
 
-    def _take_late_check(self, slot: Slot, version: str, check: asyncio.Task[None]) -> None:
-        """Take a slot out of traffic if its version is of another source; the next step verifies it again."""
-        if not check.cancelled() and (error := check.exception()) and slot.verified[1] == version:
-            log.warning("slot %d: %s", slot.index, error)
-            slot.verified, slot.state = (None, None), f"not verified: {error}"
+    def _require_source(self, cached: Cached, check: asyncio.Task[bool]) -> None:
+        """Raise what a comparison raised; SourceMismatch while it runs, if an earlier one raised it."""
+        if check.done():
+            check.result()
+        if cached in self._denied:
+            raise SourceMismatch(self._denied[cached])
+
+    def _take_check(self, cached: Cached, check: asyncio.Task[bool]) -> None:
+        """Remember the answer about a version's source; the next step verifies slots again that took traffic meanwhile."""
+        del self._checks[cached]
+        if check.cancelled():
+            return
+        if error := check.exception():
+            if isinstance(error, SourceMismatch):
+                self._denied[cached] = str(error)
+            for slot in self.arms.slots:
+                if slot.verified[1] == cached[0]:
+                    log.warning("slot %d: %s", slot.index, error)
+                    slot.verified, slot.state = (None, None), f"not verified: {error}"
+        elif check.result():
+            self._denied.pop(cached, None)
 
     def _remember(self, load: Load) -> None:
         in_use = {slot.version or "" for slot in self.arms.slots} | {

@@ -33,8 +33,9 @@ class LoopArms:
     def route(self, project: str, user: str, now: float, *, experiments: bool, version: str) -> list[Route]:
         """Return the routes of a completion of a project's user, best first (Arms.route).
 
-        Where the project has a loop of its own, the common champion comes last, unless the caller is pinned to its version; its
-        answer counts for the arm that the project's test assigned, also while none of the project's slots is up.
+        Where the project has a loop of its own, the common champion comes last, unless the caller is pinned to a version that
+        a common slot serves; its answer counts for the arm that the project's test assigned, also while none of the project's
+        slots is up.
         """
         own = self.own.get(project)
         if own is None:

@@ -38,18 +38,23 @@ class VersionSource:
             raise
         return self.cache.download(version, source, self.store)
 
-    def check(self, version: str) -> None:
+    def check(self, version: str) -> bool:
         """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of
-        another registry. Raises SourceMismatch if the registry names another source."""
+        another registry. Return whether they are the same; False also if one of them is not known.
+
+        Raises:
+            SourceMismatch: the registry names another source.
+        """
         cached_source = self.cache.source(version)
         if cached_source is None:
-            return
+            return False
         try:
             source = self.registry.version(version).source
         except RegistryError:
-            return
+            return False
         if cached_source != source:
             raise SourceMismatch(f"version {version} comes from {cached_source}, the registry's comes from {source}")
+        return True
 
     def estimate(self, version: str) -> Estimate | None:
         """Return a version's estimate of kept text; None if it is missing or unreadable, which is logged."""

@@ -79,7 +79,7 @@ class StatusData:
     is_on_common: bool = False
     """Whether the project is served by the common champion, since no version of its own was promoted yet."""
     _kept: frozenset[str] = frozenset()
-    """Champions that were retired and have their weights."""
+    """Champions that were retired and have their weights, by the tags of the registry; `tabloop rollback` lets an alias win."""
     _projects: dict[str, "StatusData"] = field(default_factory=dict)
     _refreshed: float = -math.inf
     _reading: dict[str, asyncio.Task[None]] = field(default_factory=dict)

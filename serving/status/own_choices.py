@@ -122,8 +122,7 @@ async def _forget(gateway: Gateway, user: str, body: dict[str, Any]) -> Response
         await asyncio.to_thread(choices.ask_to_forget, store, ErasureRequest(user=user, time=now))
     except AWAY as error:
         raise Unavailable(str(error)) from None
-    gateway.recorder.served.forget_user(user)
-    gateway.recorder.received.forget_user(user)
+    gateway.recorder.forget_user(user)
     return JSONResponse(vars(await _asked_of_the_store(standing, store, user, now)), 202)
 
 

@@ -107,8 +107,10 @@ class StatusSources:
         return set(self.access.projects) | set(self.own_arms)
 
     def listed(self, projects: Iterable[str]) -> tuple[list[str], int]:
-        """Return those of projects that are listed, sorted, and the number of the others: those of the settings are, and those
-        with the most of the latest requests."""
+        """Return the names to list, sorted, and how many are left out.
+
+        The projects of the settings are all listed, of the others the MOST_NAMED with the most of the latest requests.
+        """
         seen, of_settings = self.metrics.seen_projects(), self._set
         own, others = [name for name in projects if name in of_settings], [name for name in projects if name not in of_settings]
         others.sort(key=lambda name: (-seen[name], name))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from prefect.logging import get_run_logger
 
-from infra.storage.store import ObjectStore
 from tasks.labels import samples
 from tasks.labels.collect import Collected
 from tasks.steps import pages
@@ -40,7 +39,7 @@ def validate(context: Context, collected: Collected, cycle: str) -> Validated:
     validation = suite.validate(accounting.samples, stats, bounds)
     failed = samples.records(store, collected.plan.partitions, accounting.samples_of(validation.quarantined))
     rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
-    evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(store, cycle, validation))
+    evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(context, cycle, validation))
     validated = Validated(cycle, collected.quarantine(validation.quarantined), evidence)
     # Before the check of the batch, so that people see what stops a cycle.
     pages.show_accounting(cycle, validated.collected.accounting)
@@ -51,10 +50,10 @@ def validate(context: Context, collected: Collected, cycle: str) -> Validated:
     return validated
 
 
-def write_docs(store: ObjectStore, cycle: str, validation: suite.Validation) -> tuple[str, ...]:
+def write_docs(context: Context, cycle: str, validation: suite.Validation) -> tuple[str, ...]:
     """Write the pages of a validation; return their keys. A page that cannot be rendered stops nothing."""
     try:
-        return quarantine.write_docs(store, cycle, validation_pages.pages(validation))
+        return quarantine.write_docs(context.store, cycle, validation_pages.pages(validation), context.now())
     except Exception as error:
         get_run_logger().warning("pages of the validation: %s", error)
         return ()

@@ -18,6 +18,9 @@ from infra.storage.store import ObjectStore, sha256, to_parquet
 from tasks.labels.accounting import RequestAccounting
 from tasks.validation.suite import Validation
 
+PAGES_SECONDS = 86_400.0
+"""Time for which the pages of a run that sealed nothing stay: longer than another run takes from its pages to its manifest."""
+
 
 @dataclass(frozen=True)
 class ValidationEvidence:
@@ -59,9 +62,17 @@ def write(store: ObjectStore, cycle: str, quarantined: Sequence[Quarantined]) ->
     return ObjectReference(key=key, sha256=digest, rows=len(quarantined))
 
 
-def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tuple[str, ...]:
-    """Write the pages of a cycle's validation and return their keys."""
+def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str], now: float) -> tuple[str, ...]:
+    """Write the pages of a cycle's validation and return their keys.
+
+    A batch that is refused, or waits, is validated again and again: while its cycle is not sealed, the pages that runs wrote more
+    than PAGES_SECONDS before `now`, in Unix seconds, are removed.
+    """
     bodies = {cycles.docs_key(cycle, name, sha256([page.encode()])): page.encode() for name, page in pages.items()}
+    if not store.exists(cycles.key(cycle, cycles.MANIFEST)):
+        old = (key for key, written in store.written(cycles.key(cycle, "docs/")) if written < now - PAGES_SECONDS)
+        for key in [key for key in old if key not in bodies]:
+            store.delete(key)
     for key, body in bodies.items():
         store.put(key, body)
     return tuple(bodies)

@@ -280,12 +280,15 @@ class FakeRegistry:
         self.answers = threading.Event()
         """Cleared: requests hang."""
         self.answers.set()
+        self.answered: list[str] = []
+        """Paths of the requests that do not hang any more."""
 
     def client(self) -> Registry:
         return Registry(httpx.Client(transport=httpx.MockTransport(self._respond), base_url="http://registry"), "m")
 
     def _respond(self, request: httpx.Request) -> httpx.Response:
         assert self.answers.wait(20), "the test lets the registry answer again"
+        self.answered.append(request.url.path)
         if self.unavailable:
             raise httpx.ConnectError("away")
         if self.page is not None:

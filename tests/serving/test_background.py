@@ -6,6 +6,9 @@ import threading
 import pytest
 
 from serving.__main__ import LOOP_THREADS, in_background, threads
+from serving.status.data import REFRESH_SECONDS
+from tests.serving.fakes import House
+from tests.serving.helpers import run_experiment
 
 
 async def test_what_ends_with_an_error_beside_the_requests_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -24,13 +27,22 @@ async def test_what_ends_with_an_error_beside_the_requests_is_logged_at_once(cap
     assert "follow at" in record.getMessage() and "ended, start the app again: [Errno 24] too many" in record.getMessage()
 
 
-async def test_a_registry_that_hangs_for_every_loop_leaves_threads_to_the_others() -> None:
-    loops, answers = 9, threading.Event()
-    asyncio.get_running_loop().set_default_executor(threads(loops))
-    hanging = [asyncio.create_task(asyncio.to_thread(answers.wait, 20)) for _ in range(LOOP_THREADS * loops)]
+async def test_a_registry_that_hangs_for_a_loop_leaves_threads_to_the_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.slots.follower.REGISTRY_SECONDS", 0.05)
+    monkeypatch.setattr("serving.status.data.WAIT_SECONDS", 0.05)
+    await run_experiment(house)
+    asyncio.get_running_loop().set_default_executor(threads(1))
+    house.registry.answers.clear()
+    for engine, slot in zip(house.engines, house.arms.slots, strict=True):
+        engine.logprob = float("nan")  # so that every step verifies the slots again
+        slot.verified = (None, None)
     try:
-        await asyncio.sleep(0)
+        for _ in range(LOOP_THREADS):
+            house.clock += 2 * REFRESH_SECONDS
+            await asyncio.gather(house.follower.step(), house.data.refresh(house.arms.experiment))
         assert await asyncio.wait_for(asyncio.to_thread(str, "shipped"), 5) == "shipped"
+        assert sum(thread.name.startswith("calls") for thread in threading.enumerate()) <= LOOP_THREADS
     finally:
-        answers.set()
-        await asyncio.gather(*hanging)
+        house.registry.answers.set()
