@@ -264,24 +264,6 @@ async def test_a_registry_that_hangs_holds_nothing_back(house: House, monkeypatc
     assert "registry" not in house.arms.problems and house.arms.experiment is None
 
 
-async def test_a_source_that_the_registry_denies_late_takes_the_slot_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.slots.follower.REGISTRY_SECONDS", 0.05)
-    await _serve_version_1(house)
-    slot = house.arms.slots[house.number("champion")]
-    house.registry.answers.clear()
-    house.registry.sources["1"] = house.store.add_version("another")
-    slot.verified = (None, None)
-    await house.follower.step()
-    assert slot.up, "the cache's word counts"
-    house.registry.answers.set()
-    await until(lambda: not slot.up)
-    assert slot.state.startswith("not verified: version 1 comes from ")
-    await house.follow()
-    assert await _serving_version(house) == "1"
-    path = house.versions.path("1")
-    assert path is not None and (path / "weights").read_text() == "another"
-
-
 async def test_serving_and_restarts_need_neither_registry_nor_store(house: House, tmp_path: Path, tokenizer: Tokenizer) -> None:
     await run_experiment(house)
     house.registry.unavailable = house.store.unavailable = True

@@ -36,6 +36,16 @@ async def test_each_step_has_an_answer_of_a_registry_that_is_slow(
     assert not [record for record in caplog.records if "registry: no answer" in record.getMessage()]
 
 
+async def test_a_source_that_the_registry_denies_late_takes_the_slot_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, _ = await _deny(house, monkeypatch)
+    assert slot.state.startswith("not verified: version 1 comes from ")
+    await house.follow()
+    assert (await house.complete()).status_code == 200
+    assert house.rows("completions")[-1].policy_version == "1"
+    path = house.versions.path("1")
+    assert path is not None and (path / "weights").read_text() == "another"
+
+
 async def test_a_denied_source_serves_again_once_the_registry_names_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     slot, true_source = await _deny(house, monkeypatch)
     house.registry.answers.clear()
