@@ -5,7 +5,7 @@ from typing import Protocol
 
 from infra.redaction import contexts, named_values, private_keys, randomness
 from infra.redaction.file_kind import Values
-from infra.redaction.patterns import ShapeFinder, Span
+from infra.redaction.patterns import Span, shape_finder
 
 ENCODING, ERRORS = "utf-8", "surrogatepass"
 """JSON may hold half a surrogate pair."""
@@ -21,7 +21,7 @@ class Scanner:
     """All detectors."""
 
     def __init__(self, further: Detector | None = None) -> None:
-        self._shapes = ShapeFinder()
+        self._shapes = shape_finder()
         self._further = further
 
     def spans(self, text: str, form: Values) -> list[Span]:

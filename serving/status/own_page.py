@@ -5,19 +5,17 @@ send the token as a password; what its buttons ask for, own_choices.py takes.
 """
 
 import asyncio
-from pathlib import Path
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
-from infra.pages import charts
 from serving.access import Denied
 from serving.gateway.completions import Gateway
 from serving.gateway.openapi import SECURITY, TEXT, Answers, DocumentedApp
 from serving.status.data import WAIT_SECONDS
 from serving.status.own_choices import AWAY, Standing, add_own_choices, standing
 from serving.status.own_values import own_page
-from serving.status.routes import page_environment, security_headers
+from serving.status.routes import page_source, page_template, security_headers
 
 PATH = "/me"
 UNKNOWN = Standing("unknown", "the object store does not answer, so it is not known whether you asked to be forgotten")
@@ -28,8 +26,7 @@ ANSWERS: Answers = {401: {"description": "the browser asks for a password", "con
 
 def add_own_page(app: DocumentedApp, gateway: Gateway) -> None:
     """Add the page, and what its buttons ask for."""
-    source = (Path(__file__).parent / "own.html").read_text().replace("/* charts */", charts.STYLE)
-    headers, template = security_headers(source), page_environment().from_string(source)
+    headers, template = security_headers(page_source("own.html")), page_template("own.html")
     add_own_choices(app, gateway, headers)
 
     @app.get(PATH, response_class=HTMLResponse, responses=ANSWERS, openapi_extra=SECURITY)

@@ -11,12 +11,13 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from infra.http.login import CODE_HEADER, QUERY, Answer
 from infra.pages import charts, figures
@@ -97,10 +98,8 @@ def add_status(app: DocumentedApp, sources: StatusSources) -> None:
 
 def _add_page(app: DocumentedApp, sources: StatusSources) -> dict[str, str]:
     """Add the page, its parts that change, its script and its login; return the headers of the pages."""
-    source = (FOLDER / "status.html").read_text().replace("/* charts */", charts.STYLE)
-    environment, headers = page_environment(), security_headers(source)
-    page = environment.from_string(source)
-    top, live = (environment.from_string((FOLDER / name).read_text()) for name in ("head.html", "live.html"))
+    headers = security_headers(page_source("status.html"))
+    page, top, live = (page_template(name) for name in ("status.html", "head.html", "live.html"))
     script = (FOLDER / "status.js").read_bytes()
 
     async def values(credential: Credential, project: str) -> dict[str, Any]:
@@ -201,11 +200,17 @@ def _ago(seconds: float) -> str:
     return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"
 
 
-def page_environment() -> Environment:
-    """Return the environment of the pages' templates, with the filters that they share."""
+def page_source(name: str) -> str:
+    """Return the text of a template of this package, with the style of the charts where it has a place for it."""
+    return (FOLDER / name).read_text().replace("/* charts */", charts.STYLE)
+
+
+@cache
+def page_template(name: str) -> Template:
+    """Return a template of this package, with the filters that all share; compiled once in a process."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["median_and_95"] = lambda ms: f"{ms[0]:.0f} / {ms[1]:.0f} ms" if ms else ""
     environment.filters["when"] = figures.when
     environment.filters["ago"] = _ago
     environment.filters["until"] = lambda seconds: duration(seconds - time.time())
-    return environment
+    return environment.from_string(page_source(name))
