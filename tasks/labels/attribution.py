@@ -237,7 +237,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     )
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),
-        *("shown_characters", "shown_text", "extent", *REPORTED_COLUMNS),
+        *("shown_characters", "extent", *REPORTED_COLUMNS),
         stated_text=pl.when(pl.col("stated_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
@@ -273,7 +273,6 @@ def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
         reported=pl.lit("unjudged", REPORTED),
         outcome=pl.lit("unjudged", LABEL),
         cache_hit=pl.lit(False),
-        shown_text="text",
         shown_characters=length,
         accepted_characters=pl.lit(0, pl.Int64),
         extent=length,
@@ -300,7 +299,7 @@ def with_silent(
     lists = served.select("token_ends", "logprobs", "held_back", served="id")
     matches = pl.concat([matches.join(lists, on="served"), nothing_to_show(own), unjudged(silent)], how="diagonal")
     texts = matches.select("served").join(settled.select("settled", served="id"), on="served", how="left", maintain_order="left")
-    return matches.with_columns(hindsight.kept(matches["shown_text"], texts["settled"]))
+    return hindsight.with_kept(matches, "text", texts["settled"])
 
 
 def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = False) -> pl.DataFrame:
@@ -319,6 +318,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     settled, settled_whole, settled_by, unsettled, written
                            the columns of the settled text (tasks/labels/hindsight.py)
     kept_characters        of the shown text, in the settled text; null if unknown
+    typed_over             at the begin of the settled text, typed before the shown text was shown; null without feedback
 
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
     stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
@@ -330,14 +330,14 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
     if "kept_characters" not in matches.columns:
-        matches = matches.with_columns(kept_characters=pl.lit(None, pl.Int64))
+        matches = matches.with_columns(pl.lit(None, pl.Int64).alias(name) for name in ("kept_characters", "typed_over"))
     # The ids make the order total, so that the result does not depend on the order of the events.
     order = ["reported", "extent", "time", "client_id", "impression", "kept_characters"]
     best = matches.sort(order, descending=[True, True, True, True, False, True], nulls_last=True)
     labels = best.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True
     )
-    unused = ("reported", "reporter", "time", "client_id", "impression", "cache_hit", "text", "shown_text", "not_taken", *REPORTS)
+    unused = ("reported", "reporter", "time", "client_id", "impression", "cache_hit", "text", "not_taken", *REPORTS)
     labels = labels.drop(unused, strict=False)
     reasons = best.filter(pl.col("not_taken") != "", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True

@@ -73,6 +73,12 @@ def test_verdicts_that_the_texts_do_not_explain_give_no_chance() -> None:
     assert isinstance(found, str) and "no better than their mean: log loss 0.69" in found
 
 
+def test_a_verdict_on_the_rest_of_a_line_is_compared_with_the_rest_of_the_settled_text() -> None:
+    rest = [replace(p, shown=p.shown[8:], typed=8) if p.accepted else p for p in places()]
+    alone = [replace(p, settled=p.settled[p.typed :], typed=0) for p in rest]
+    assert draw(rest, "1", sampler, GROUPS, REWARD).error == fitted(alone).error != fitted(rest).error
+
+
 def test_of_places_that_are_not_drawn_at_only_the_verdicts_texts_are_held() -> None:
     held: list[weakref.ref[SettledPlace]] = []
     most = 0
