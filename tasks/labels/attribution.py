@@ -59,10 +59,11 @@ def attribute(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: f
 def unique(completions: pl.DataFrame) -> pl.DataFrame:
     """Return each completion once, by time, then id; of different deliveries under one id the latest and longest.
 
-    The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py).
-    Lines of the texts end in LF (normal_lines.py).
+    The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py),
+    `crlf` if its lines ended in CRLF. Lines of the texts end in LF (normal_lines.py).
     """
-    once = latest(normal_completions(completions)).with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
+    marked = completions.with_columns(crlf=pl.col("text").str.contains("\r\n", literal=True))
+    once = latest(normal_completions(marked)).with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
     return once.with_columns(unreported(once))
 
 
@@ -78,13 +79,15 @@ def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: fl
     A row has the completion's id and time (`served`, `served_time`), the impression's outcome (`reported`), time and ids, and the
     columns of the label.
     """
-    served = completions.select(*WHO, "text", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix())
+    served = completions.select(
+        *WHO, "text", "crlf", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix()
+    )
     numbered = impressions.with_columns(suffix=_suffix()).with_row_index("row_number")
     by_id = _by_id(numbered.filter(pl.col("completion_id") != ""), served)
     unnamed = _selected(numbered.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
     at_the_place = _at_the_place(unnamed, served, join_seconds)
     reused = _reused(unnamed.join(at_the_place, on="row_number", how="anti"), served, join_seconds)
-    columns = ["served", "served_time", "text", "extent", *(c for c in numbered.columns if c != "completion_id")]
+    columns = ["served", "served_time", "text", "crlf", "extent", *(c for c in numbered.columns if c != "completion_id")]
     return _labelled(pl.concat([pairs.select(columns) for pairs in (by_id, at_the_place, reused)]))
 
 
@@ -211,6 +214,10 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars()),
     )
     length = pl.col("shown_characters").cast(pl.Int64)
+    # An event without the text counts the characters as they were sent.
+    text = pl.when("crlf", pl.col("shown") == "").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
+    accepted = text.str.head("accepted_characters").str.replace_all("\r\n", "\n", literal=True).str.len_chars()
+    pairs = pairs.with_columns(accepted_characters=pl.coalesce(accepted.cast(pl.Int64), "accepted_characters"))
     pairs = pairs.with_columns(shown_text=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
     later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
     remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
