@@ -4,6 +4,7 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def place(number: int, right: bool, users: int = 10) -> SettledPlace:
     """A place whose completion was accepted if it was right."""
     settled = SETTLED.format(number)
     shown = settled.split("\n")[0] if right else "print(nothing)"
-    who = {"project": "p", "user": f"u{number % users}", "credential": "c"}
+    who: dict[str, Any] = {"project": "p", "user": f"u{number % users}", "credential": "c"}
     return SettledPlace(
         f"r{number}", **who, prefix="    ", suffix="\n", settled=settled, whole=False, shown=shown, accepted=right
     )
