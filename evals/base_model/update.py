@@ -58,7 +58,8 @@ def rewarded(
     Args:
         kinds: those that teach (train.actions).
         drawn: at places of the samples.
-        settled: settled texts by place, for the worth of the shown ones; without them it is the share that was kept.
+        settled: settled texts by place, behind what was typed over, for the worth of the shown ones; without them it is the share
+            that was kept.
     """
     columns = ("outcome", "shown_characters", "accepted_characters", "kept_characters", "settled_token_ids")
     values = {name: [getattr(one, name) for one in samples] for name in columns}
@@ -68,7 +69,7 @@ def rewarded(
         values | {"id": ids, "tokens": [len(one.token_ids) for one in samples], "settled": [(settled or {}).get(i) for i in ids]},
         schema_overrides={"kept_characters": pl.Int64, "settled": pl.String, "settled_token_ids": pl.List(pl.Int64)},
     )
-    found = reward_samples(frame.with_columns(standing_tokens=pl.lit(0)), settings, {}, kinds, drawn)
+    found = reward_samples(frame.with_columns(standing_tokens=pl.lit(0), typed_over=pl.lit(0)), settings, {}, kinds, drawn)
     rewards = found.samples.select("reward", "advantage").iter_rows(named=True)
     return [*(one.model_copy(update=values) for one, values in zip(samples, rewards, strict=True)), *found.drawn]
 

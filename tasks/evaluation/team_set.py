@@ -6,7 +6,10 @@ text: this favours the champion, so the gate errs on the side of refusing. Only 
 (tasks/labels/users.py): invented ones could else steer which candidates pass.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import polars as pl
@@ -17,6 +20,7 @@ from infra.storage.store import ObjectStore
 from tasks.evaluation.heldout.sets import Places
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.attribution import unique
+from tasks.labels.documents import Documents
 from tasks.labels.partitions import Partition
 from tasks.labels.read import InputChanged, read_chosen
 
@@ -52,13 +56,16 @@ def places(
         "short": spoken.height - long.height - quiet.height,
         "more_than_asked_for": long.height + quiet.height - chosen.height,
     }
-    found = [place for partition in partitions for place in _read(store, partition, chosen)]
+    found = [row for partition in partitions for row in _read(store, partition, chosen)]
     if len(found) != chosen.height:
         raise InputChanged(
             f"{len(found)} of {chosen.height} held-out requests are where they were served: a user or project was erased in the "
             "meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
         )
-    return Places(wanted.name, tuple(sorted(found, key=lambda place: place.id)), left_out)
+    files = files_of(found)
+    columns = ("id", "project", "user", "language", "prefix", "suffix", "truth")
+    made = [HeldOutPlace(file=files[row["id"]], **{name: row[name] for name in columns}) for row in found]
+    return Places(wanted.name, tuple(sorted(made, key=lambda place: place.id)), left_out)
 
 
 def truth_of(settled: str, whole: bool, lines: int) -> str | None:
@@ -75,18 +82,22 @@ def choose(rows: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     return drawn.with_columns(turn=turn).sort("turn", "draw").head(count).drop("turn", "draw")
 
 
-def _read(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> list[HeldOutPlace]:
+def files_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the file of each request, by id; where it names none, the first request of its user that shows the same document."""
+    files: dict[str, str] = {}
+    for _, group in groupby(sorted(rows, key=itemgetter("project", "user", "time", "id")), itemgetter("project", "user")):
+        own = list(group)
+        times, names, ids = ([row[name] for row in own] for name in ("time", "file", "id"))
+        texts, cursors = [row["prefix"] + row["suffix"] for row in own], [len(row["prefix"]) for row in own]
+        numbers = Documents(times, names, texts, cursors, [""] * len(own), math.inf).numbers
+        first = [names[number] or ids[number] for number in numbers]
+        files |= {id: name or shown for id, name, shown in zip(ids, names, first, strict=True)}
+    return files
+
+
+def _read(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> list[dict[str, Any]]:
     own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
     if own.is_empty():
         return []
     served = unique(read_chosen(store, partition, own))
-    texts = own.join(served.select("id", "time", "prefix", "suffix"), on=["id", "time"])
-    return [_place(row) for row in texts.iter_rows(named=True)]
-
-
-def _place(row: Mapping[str, Any]) -> HeldOutPlace:
-    return HeldOutPlace(
-        id=row["id"],
-        file=row["file"] or row["id"],
-        **{name: row[name] for name in ("project", "user", "language", "prefix", "suffix", "truth")},
-    )
+    return own.join(served.select("id", "time", "prefix", "suffix"), on=["id", "time"]).to_dicts()

@@ -59,10 +59,11 @@ def attribute(completions: pl.DataFrame, feedback: pl.DataFrame, join_seconds: f
 def unique(completions: pl.DataFrame) -> pl.DataFrame:
     """Return each completion once, by time, then id; of different deliveries under one id the latest and longest.
 
-    The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py).
-    Lines of the texts end in LF (normal_lines.py).
+    The column `blank` is true if the text has nothing to show, `unreported` if its editor does not report it (unreported.py),
+    `crlf` if its lines ended in CRLF. Lines of the texts end in LF (normal_lines.py).
     """
-    once = latest(normal_completions(completions)).with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
+    marked = completions.with_columns(crlf=pl.col("text").str.contains("\r\n", literal=True))
+    once = latest(normal_completions(marked)).with_columns(blank=pl.col("text").str.strip_chars(BLANKS) == "")
     return once.with_columns(unreported(once))
 
 
@@ -78,13 +79,15 @@ def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: fl
     A row has the completion's id and time (`served`, `served_time`), the impression's outcome (`reported`), time and ids, and the
     columns of the label.
     """
-    served = completions.select(*WHO, "text", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix())
+    served = completions.select(
+        *WHO, "text", "crlf", served="id", served_time="time", served_prefix="prefix", served_suffix=_suffix()
+    )
     numbered = impressions.with_columns(suffix=_suffix()).with_row_index("row_number")
     by_id = _by_id(numbered.filter(pl.col("completion_id") != ""), served)
     unnamed = _selected(numbered.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
     at_the_place = _at_the_place(unnamed, served, join_seconds)
     reused = _reused(unnamed.join(at_the_place, on="row_number", how="anti"), served, join_seconds)
-    columns = ["served", "served_time", "text", "extent", *(c for c in numbered.columns if c != "completion_id")]
+    columns = ["served", "served_time", "text", "crlf", "extent", *(c for c in numbered.columns if c != "completion_id")]
     return _labelled(pl.concat([pairs.select(columns) for pairs in (by_id, at_the_place, reused)]))
 
 
@@ -211,6 +214,10 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         shown_characters=pl.when(pl.col("shown") == "").then("extent").otherwise(pl.col("shown").str.len_chars()),
     )
     length = pl.col("shown_characters").cast(pl.Int64)
+    # An event without the text counts the characters as they were sent.
+    text = pl.when("crlf", pl.col("shown") == "").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
+    accepted = text.str.head("accepted_characters").str.replace_all("\r\n", "\n", literal=True).str.len_chars()
+    pairs = pairs.with_columns(accepted_characters=pl.coalesce(accepted.cast(pl.Int64), "accepted_characters"))
     pairs = pairs.with_columns(shown_text=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
     later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
     remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
@@ -237,7 +244,7 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     )
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),
-        *("shown_characters", "shown_text", "extent", *REPORTED_COLUMNS),
+        *("shown_characters", "extent", *REPORTED_COLUMNS),
         stated_text=pl.when(pl.col("stated_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
         accepted_characters=kept,
@@ -273,7 +280,6 @@ def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
         reported=pl.lit("unjudged", REPORTED),
         outcome=pl.lit("unjudged", LABEL),
         cache_hit=pl.lit(False),
-        shown_text="text",
         shown_characters=length,
         accepted_characters=pl.lit(0, pl.Int64),
         extent=length,
@@ -300,7 +306,7 @@ def with_silent(
     lists = served.select("token_ends", "logprobs", "held_back", served="id")
     matches = pl.concat([matches.join(lists, on="served"), nothing_to_show(own), unjudged(silent)], how="diagonal")
     texts = matches.select("served").join(settled.select("settled", served="id"), on="served", how="left", maintain_order="left")
-    return matches.with_columns(hindsight.kept(matches["shown_text"], texts["settled"]))
+    return hindsight.with_kept(matches, "text", texts["settled"])
 
 
 def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = False) -> pl.DataFrame:
@@ -319,6 +325,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     settled, settled_whole, settled_by, unsettled, written
                            the columns of the settled text (tasks/labels/hindsight.py)
     kept_characters        of the shown text, in the settled text; null if unknown
+    typed_over             at the begin of the settled text, typed before the shown text was shown; null without feedback
 
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
     stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
@@ -330,14 +337,14 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     if "settled" not in completions.columns:
         completions = completions.hstack(hindsight.none(completions.height))
     if "kept_characters" not in matches.columns:
-        matches = matches.with_columns(kept_characters=pl.lit(None, pl.Int64))
+        matches = matches.with_columns(pl.lit(None, pl.Int64).alias(name) for name in ("kept_characters", "typed_over"))
     # The ids make the order total, so that the result does not depend on the order of the events.
     order = ["reported", "extent", "time", "client_id", "impression", "kept_characters"]
     best = matches.sort(order, descending=[True, True, True, True, False, True], nulls_last=True)
     labels = best.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True
     )
-    unused = ("reported", "reporter", "time", "client_id", "impression", "cache_hit", "text", "shown_text", "not_taken", *REPORTS)
+    unused = ("reported", "reporter", "time", "client_id", "impression", "cache_hit", "text", "not_taken", *REPORTS)
     labels = labels.drop(unused, strict=False)
     reasons = best.filter(pl.col("not_taken") != "", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True

@@ -259,10 +259,19 @@ class _Views(NamedTuple):
         return view if same else "unknown_file" if isinstance(view, View) else "not_shown"
 
 
-def kept(shown: pl.Series, settled: pl.Series) -> pl.Series:
-    """Return the characters of each shown text that stand in the settled text; null where it is unknown or nothing was shown."""
-    counts = [
-        kept_characters(text, stands) if text and stands is not None else None
-        for text, stands in zip(shown, settled, strict=True)
-    ]
-    return pl.Series("kept_characters", counts, pl.Int64)
+def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFrame:
+    """Return shown texts with `typed_over` and `kept_characters`.
+
+    The first are the characters at the begin of the settled text that were typed before the rest of the completion was shown. The
+    second are those of the shown text that stand behind them; null where the settled text is unknown or nothing was shown.
+
+    Args:
+        shown: with `extent` and `shown_characters`; `text`: its column of the completions' texts.
+    """
+    begin = pl.col("extent") - pl.col("shown_characters")
+    typed = pl.when(pl.lit(settled).str.starts_with(pl.col(text).str.head(begin))).then(begin).otherwise(0)
+    shown = shown.with_columns(typed_over=typed)
+    part, behind = pl.col(text).str.slice(begin, "shown_characters"), pl.lit(settled).str.slice("typed_over").alias("behind")
+    pairs = shown.select(part, behind).iter_rows()
+    kept = [kept_characters(one, stands) if one and stands is not None else None for one, stands in pairs]
+    return shown.with_columns(pl.Series("kept_characters", kept, pl.Int64))

@@ -50,7 +50,7 @@ QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
 """Rejected before it can have been read."""
 _READ = pl.when(ACCEPTED | pl.col("kept_characters").is_null()).then("shown_characters")
 _RIGHT = pl.min_horizontal("shown_characters", pl.col("kept_characters") + time_saved.FIXATION_CHARACTERS)
-_EDITED = pl.col("shown_characters") - KEPT
+_EDITED = pl.col("accepted_characters") - KEPT  # the rest of a partial accept was never in the file
 SAVED = (
     pl.when(ACCEPTED).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
     - pl.when(JUDGED).then(time_saved.reading(_READ.otherwise(_RIGHT))).otherwise(0.0)

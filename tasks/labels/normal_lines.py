@@ -27,7 +27,10 @@ def normal_completions(completions: pl.DataFrame) -> pl.DataFrame:
 
 
 def normal_feedback(feedback: pl.DataFrame) -> pl.DataFrame:
-    """Return events with texts in normal form; `accepted_characters` counts it where the event has the shown text."""
+    """Return events with texts in normal form; `accepted_characters` counts it where the event has the shown text.
+
+    Without it, attribution.match counts it by the completion's text.
+    """
     texts = ("prefix", "suffix", "shown", "retained", "settled")
     others, found = _divided(feedback, texts)
     if found.is_empty():

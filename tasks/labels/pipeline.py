@@ -92,7 +92,7 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
         facts = facts.hstack(texts.drop("id"))
     return JoinedPartition(
         facts,
-        matches.drop("text", "shown_text"),
+        matches.drop("text"),
         tuple(malformed_row(row) for row in invalid if partition.owns(np.array([time_of(row)])).all()),
         int(partition.owns(fresh["time"].to_numpy()).sum()) - own.filter(~pl.col("late")).height,
         orphans,

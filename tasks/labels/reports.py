@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from tasks.labels.hindsight import DIRTY_CHARACTERS, FEEDBACK, UNSETTLED, kept
+from tasks.labels.hindsight import DIRTY_CHARACTERS, FEEDBACK, UNSETTLED, with_kept
 
 REPORTED_COLUMNS = ("stated_settled", "stated_kept", "stated_total", "stated_at")
 REPORTS = (*REPORTED_COLUMNS, "stated_text")
@@ -41,9 +41,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         reported.select(*REPORTS, id="served", time="served_time"), on=OWN
     )
     rows = rows.filter(pl.col("outcome").is_not_null())
-    shown = pl.col("stated_text").str.slice(pl.col("extent") - pl.col("shown_characters"), pl.col("shown_characters"))
-    rows = rows.with_columns(shown=shown, size=pl.col("shown_characters"))
-    counted = kept(rows["shown"], rows["stated_settled"])
+    rows = with_kept(rows, "stated_text", rows["stated_settled"]).with_columns(size=pl.col("shown_characters"))
     length = pl.coalesce(pl.col("stated_settled").str.len_chars().cast(pl.Int64), "stated_total")
     dirty = ((length - pl.col("size")).abs() > DIRTY_CHARACTERS).fill_null(False)
     usable = pl.col("stated_settled").is_not_null() & ~dirty & (pl.col("stated_settled").str.strip_chars() != "")
@@ -56,12 +54,13 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("pasted"))
         .otherwise(pl.lit("empty"))
     )
-    rows = rows.with_columns(counted).select(
+    rows = rows.select(
         *OWN,
         says_more=pl.lit(True),
         stated_settled=pl.when(usable).then("stated_settled"),
         stated_whole=pl.when(usable).then(pl.lit(True)),
         stated_unsettled=reason.cast(UNSETTLED),
+        stated_typed="typed_over",
         stated_kept=pl.when(dirty)
         .then(pl.lit(0, pl.Int64))
         .when(pl.col("stated_settled").is_null() & (pl.col("size") > 0))
@@ -75,6 +74,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         "settled_whole": "stated_whole",
         "unsettled": "stated_unsettled",
         "kept_characters": "stated_kept",
+        "typed_over": "stated_typed",
     }
     joined = joined.with_columns(
         *(pl.when(reported_by).then(source).otherwise(name).alias(name) for name, source in taken.items()),

@@ -59,7 +59,7 @@ def reward(settings: Reward, line: pl.Expr | None = None) -> pl.Expr:
     NO_RESPONSE; without a settled text it has no reward.
 
     Args:
-        line: characters of the settled line, null where unknown: a text is then worth its kept share.
+        line: characters of the settled line behind what was typed over, null where unknown: a text is then worth its kept share.
     """
     outcome, shown = pl.col("outcome"), pl.max_horizontal("shown_characters", pl.lit(1))
     kept = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", shown))
@@ -83,7 +83,8 @@ def reward(settings: Reward, line: pl.Expr | None = None) -> pl.Expr:
 
 def with_rewards(samples: pl.DataFrame, settings: Reward) -> pl.DataFrame:
     """Return samples with `reward`: 0 for one without sampled tokens, of which only the settled text is trained on."""
-    first = pl.col("settled").str.split("\n").list.first().str.strip_chars_end().str.len_chars()  # as of drawn texts
+    behind = pl.col("settled").str.slice(pl.col("typed_over").fill_null(0))
+    first = behind.str.split("\n").list.first().str.strip_chars_end().str.len_chars()  # as of drawn texts
     line = pl.when(first > 0).then(first) if "settled" in samples.columns else None
     sampled = pl.col("tokens") > 0
     rewarded = samples.with_columns(reward=pl.when(sampled).then(reward(settings, line)).otherwise(0.0))

@@ -49,6 +49,8 @@ class SettledPlace:
     shown: str
     accepted: bool | None
     """Whether the developer accepted it; None without an answer, or where a part was accepted."""
+    typed: int = 0
+    """Characters of the settled text that the developer typed before it was shown."""
 
     @property
     def line_is_known(self) -> bool:
@@ -79,7 +81,7 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
             continue
         served = unique(read_chosen(store, partition, own, TOKEN_FIELDS)).select("id", "time", "prefix", "suffix", "text")
         labels = own.select(
-            *("id", "project", "user", "credential", "settled", "settled_whole", "extent", "shown_characters"),
+            *("id", "project", "user", "credential", "settled", "settled_whole", "extent", "shown_characters", "typed_over"),
             outcome=pl.col("outcome").cast(pl.String),
         )
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):
@@ -89,6 +91,7 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
                 whole=bool(row["settled_whole"]),
                 shown=row["text"][end - size : end],
                 accepted={"accepted": True, "rejected": False}.get(row["outcome"]),
+                typed=row["typed_over"] or 0,
             )
 
 
@@ -105,7 +108,7 @@ def draw(places: Iterable[SettledPlace], version: str, sampler: Sampler, setting
     def candidates() -> Iterator[SettledPlace]:
         for place in places:
             if place.accepted is not None:
-                pairs.append((place.shown, place.settled))
+                pairs.append((place.shown, place.settled[place.typed :]))
                 accepted.append(place.accepted)
             if place.line_is_known:
                 yield place

@@ -38,6 +38,8 @@ class Compared:
     """The part that the developer saw."""
     verdict: bool | None = None
     """Whether the developer accepted that part; None without an answer, or where a part of it was accepted."""
+    typed: int = 0
+    """Characters of the settled text that the developer typed before that part was shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ def labelled_completions(
         usable = ~pl.col("mixed") & (pl.col("token_ends").list.len() > 0) & (pl.col("finish_reason") != "error")
         usable &= pl.col("logprobs").list.eval(pl.element().is_finite()).list.all()
         served = unique(read_chosen(store, partition, own, ("prompt_token_ids",)).filter(usable))
-        labels = own.select("id", "settled", "settled_whole", "outcome", "extent", "shown_characters")
+        labels = own.select("id", "settled", "settled_whole", "outcome", "extent", "shown_characters", "typed_over")
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):
             completion = labelled(row)
             if not np.isnan(completion.kept).all():
@@ -88,7 +90,8 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
     if row["settled"] is not None:
         kept = kept_up_to(generated, ends, row["settled"], bool(row["settled_whole"]))
         end, verdict = row["extent"] or 0, {"accepted": True, "rejected": False}.get(row["outcome"])
-        compared = Compared(generated, row["settled"], row["text"][end - (row["shown_characters"] or 0) : end], verdict)
+        shown_text = row["text"][end - (row["shown_characters"] or 0) : end]
+        compared = Compared(generated, row["settled"], shown_text, verdict, row["typed_over"] or 0)
     else:
         kept = np.full(len(ends), np.nan)
         if (at := tokens_of(ends, row["extent"] or 0)) and row["outcome"] in JUDGED:
@@ -125,8 +128,8 @@ def kept_up_to(generated: str, ends: Sequence[int], settled: str, whole: bool) -
 
 def weighed(completions: Sequence[LabelledCompletion]) -> list[LabelledCompletion]:
     """Return completions with labels weighed by the acceptance fitted on their verdicts; as they are where none can be fitted."""
-    judged = [(one.compared, one.compared.verdict) for one in completions if one.compared and one.compared.verdict is not None]
-    model = acceptance.fit([(texts.shown, texts.settled) for texts, _ in judged], [verdict for _, verdict in judged])
+    judged = [one.compared for one in completions if one.compared and one.compared.verdict is not None]
+    model = acceptance.fit([(one.shown, one.settled[one.typed :]) for one in judged], [bool(one.verdict) for one in judged])
     if isinstance(model, str):
         return list(completions)
     return [replace(one, kept=_shares(one, one.compared, model)) if one.compared else one for one in completions]

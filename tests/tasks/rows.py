@@ -129,6 +129,7 @@ def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:
         time=pl.lit(NOW),
         late=pl.lit(False),
         standing_tokens=pl.lit(0, pl.Int64),
+        typed_over=pl.lit(0, pl.Int64),
         settled=pl.lit("s").repeat_by(pl.col("settled_token_ids").list.len()).list.join(""),
         prompt=pl.col("prompt_token_ids").hash(),
         language=pl.lit(""),

@@ -74,11 +74,11 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         **{"file": "", "assigned": "", "assigned_arm": "", "ttft_ms": 20.0, "total_ms": 60.0},
         **{"logprobs": 5, "logprob_lowest": -2.0, "logprob_highest": -0.1, "prompt_tokens": 20},
     }
-    empty = {"settled": pl.String, "settled_whole": pl.Boolean, "kept_characters": pl.Int64, "not_taken": pl.String}
+    empty = {"settled": pl.String, "settled_whole": pl.Boolean, "typed_over": pl.Int64, "not_taken": pl.String}
     return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
         outcome=pl.Series(np.where(accepted, "accepted", "rejected").astype(str), dtype=pl.String),
         accepted_characters=pl.Series(np.where(accepted, 20, 0)),
-        **{name: pl.lit(None, kind) for name, kind in {**empty, "seen_ms": pl.Float64}.items()},
+        **{name: pl.lit(None, kind) for name, kind in {**empty, "kept_characters": pl.Int64, "seen_ms": pl.Float64}.items()},
         **{name: pl.lit(value) for name, value in constant.items()},
     )
 

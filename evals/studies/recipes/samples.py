@@ -123,7 +123,7 @@ def samples_of(recipe: Recipe, lesson: Lesson) -> list[Sample]:
         every = [*rows, *standing]
         return random.Random(lesson.seed).sample(every, len(every)) if recipe.again else every
     drawn = drawn_actions(lesson, recipe) if "drawn" in recipe.actions else ()
-    texts = {str(number): one.settled for number, one in enumerate(lesson.requests) if one.settled is not None}
+    texts = {str(number): one.settled[one.typed :] for number, one in enumerate(lesson.requests) if one.settled is not None}
     return [*update.rewarded(rows, reward_of(lesson, recipe), recipe.actions, drawn, texts), *standing]
 
 
@@ -165,7 +165,8 @@ def kept_of(request: Request) -> int | None:
     """Return the number of shown characters (of a completion that nobody judged: of all) in the settled text; None: unknown."""
     if request.settled is None:
         return None
-    return kept_characters(request.text if request.outcome == "unjudged" else request.shown, request.settled)
+    shown = request.text if request.outcome == "unjudged" else request.shown
+    return kept_characters(shown, request.settled[request.typed :])
 
 
 def context_line_samples(lesson: Lesson) -> list[Sample]:
@@ -237,4 +238,5 @@ def place_of(number: int, request: Request) -> SettledPlace:
         whole=request.whole,
         shown=request.shown,
         accepted={"accepted": True, "rejected": False}.get(request.outcome),
+        typed=request.typed,
     )

@@ -69,6 +69,12 @@ class Request:
     quality: float | None = None
     """Hidden quality of an accepted text, 0 to 1, which neither server nor trainer sees; None: nothing was accepted."""
 
+    @property
+    def typed(self) -> int:
+        """Characters at the begin of the settled text that were typed before the rest was shown, on which the answer is."""
+        begin = 0 if self.outcome == "unjudged" else max(self.text.find(self.shown), 0)
+        return begin if (self.settled or "").startswith(self.text[:begin]) else 0
+
 
 @dataclass(frozen=True)
 class Stream:

@@ -198,6 +198,23 @@ def test_the_teams_own_set_has_places_at_which_developers_wrote_nothing(store: M
     assert nothing.places == () and nothing.left_out["other_language"] > 0
 
 
+def test_requests_that_name_no_file_are_in_one_where_they_show_the_same_document() -> None:
+    """Else four requests in one line were four files, and the gate's intervals half as wide as they are."""
+    lines = "".join(f"    value_{number} = compute({number})\n" for number in range(12))
+    rows = [
+        {"id": f"{user}{n}", "time": NOW + n, "project": "p", "user": user, "file": "", "prefix": f"def {name}():\n{prefix}"}
+        | {"suffix": f"\n\n\ndef after_{name}():\n{after}"}
+        for user, name, prefix, after in (("u", "one", lines, lines), ("v", "one", lines, lines), ("w", "two", "    x", ""))
+        for n in range(3)
+    ]
+    other = lines.replace("value", "other").replace("compute", "total")
+    rows[2] |= {"prefix": f"def three():\n{other}", "suffix": other}
+    named = rows[3] | {"id": "named", "time": NOW + 9, "file": "f"}
+    same = {"u0": "u0", "u1": "u0", "v0": "v0", "v1": "v0", "v2": "v0"}
+    others = {id: id for id in ("u2", "w0", "w1", "w2")}
+    assert team_set.files_of([*rows, named]) == same | others | {"named": "f"}
+
+
 def test_users_who_are_not_known_give_no_places(store: MemoryStore, collected: Collected) -> None:
     user = team_places(store, collected).places[0].user
     known = collected.accounting.classified.with_columns(admitted=pl.col("user") != user)

@@ -217,6 +217,21 @@ def test_judged_or_not_the_settled_text_stays_with_it(sent: list[Feedback], text
 
 
 @pytest.mark.parametrize(
+    ("typed", "text", "typed_over", "kept"),
+    [
+        ("foo(", TEXT, 4, 4),
+        ("fo", TEXT, 2, 6),  # within a word, whose rest is shown
+        ("fo", "foo(baz)", 2, 3),
+        ("fo", "bar", 0, 3),  # deleted again
+    ],
+)
+def test_of_a_completion_that_was_typed_over_the_rest_is_kept(typed: str, text: str, typed_over: int, kept: int) -> None:
+    sent = here(prefix=BEGIN + typed, shown=TEXT.removeprefix(typed))
+    found = row(accounted([asked(), behind(text=text)], [sent]))
+    assert (found["outcome"], found["typed_over"], found["kept_characters"]) == ("accepted", typed_over, kept)
+
+
+@pytest.mark.parametrize(
     ("fields", "tokens"),
     [
         ({"withheld": True}, 9),

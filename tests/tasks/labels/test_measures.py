@@ -82,6 +82,21 @@ def test_accepted_characters_count_as_far_as_they_are_kept() -> None:
     assert (wanted.accepted, wanted.kept_characters) == (0, 0), "typed by hand"
 
 
+@pytest.mark.parametrize(
+    ("outcome", "accepted", "saved"),
+    [
+        ("accepted", None, 0.2 * (8 - 1) - 0.25),
+        ("partially_accepted", 6, 0.2 * (6 - 1) - 0.25),  # the other two characters were never in the file
+        ("partially_accepted", 3, -0.25),
+        ("rejected", None, -0.25),
+    ],
+)
+def test_what_was_not_taken_of_a_partial_accept_costs_no_edit(outcome: str, accepted: int | None, saved: float) -> None:
+    (request,) = served("a")
+    found = account([request], [sent(request, outcome, accepted_characters=accepted)], limits=LIMITS, until=NOW + 1000)
+    assert found.classified.select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([saved])
+
+
 def test_the_share_of_completed_code_counts_each_character_once() -> None:
     """Eight characters typed, eight completed, four typed, and a request from which on nothing is known."""
     first = asked("1", 0)

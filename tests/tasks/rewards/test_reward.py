@@ -49,6 +49,12 @@ def test_blanks_at_the_end_of_the_settled_line_cost_no_edit() -> None:
     assert with_rewards(frame, SETTINGS)["reward"].to_list() == pytest.approx([0.75])
 
 
+def test_what_was_typed_over_before_the_text_was_shown_is_no_part_of_its_line() -> None:
+    """Of a line of 12 characters, four were typed while the completion streamed; the other eight were shown and are right."""
+    frame = sample_frame([sample(accepted_characters=8, kept_characters=8, settled_token_ids=[1] * 12)])
+    assert with_rewards(frame.with_columns(typed_over=4), SETTINGS)["reward"].to_list() == pytest.approx([0.75])
+
+
 def test_a_sample_with_an_unjudged_outcome_is_invalid() -> None:
     with pytest.raises(ValidationError, match="outcome"):
         sample(outcome="shown")

@@ -4,6 +4,7 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def place(number: int, right: bool, users: int = 10) -> SettledPlace:
     """A place whose completion was accepted if it was right."""
     settled = SETTLED.format(number)
     shown = settled.split("\n")[0] if right else "print(nothing)"
-    who = {"project": "p", "user": f"u{number % users}", "credential": "c"}
+    who: dict[str, Any] = {"project": "p", "user": f"u{number % users}", "credential": "c"}
     return SettledPlace(
         f"r{number}", **who, prefix="    ", suffix="\n", settled=settled, whole=False, shown=shown, accepted=right
     )
@@ -71,6 +72,12 @@ def test_verdicts_that_the_texts_do_not_explain_give_no_chance() -> None:
     sent = [replace(p, accepted=number % 2 == 0) for number, p in enumerate([place(n, True) for n in range(200)])]
     found = fit([(p.shown, p.settled) for p in sent], [bool(p.accepted) for p in sent])
     assert isinstance(found, str) and "no better than their mean: log loss 0.69" in found
+
+
+def test_a_verdict_on_the_rest_of_a_line_is_compared_with_the_rest_of_the_settled_text() -> None:
+    rest = [replace(p, shown=p.shown[8:], typed=8) if p.accepted else p for p in places()]
+    alone = [replace(p, settled=p.settled[p.typed :], typed=0) for p in rest]
+    assert draw(rest, "1", sampler, GROUPS, REWARD).error == fitted(alone).error != fitted(rest).error
 
 
 def test_of_places_that_are_not_drawn_at_only_the_verdicts_texts_are_held() -> None:

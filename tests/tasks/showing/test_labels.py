@@ -22,7 +22,7 @@ from tasks.showing.labels import (
 )
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import LINEAGE
-from tests.tasks.labels.test_hindsight import LIMITS, asked, behind
+from tests.tasks.labels.test_hindsight import LIMITS, TEXT, asked, behind
 from tests.tasks.made import NOW, MemoryStore, feedback
 
 N = np.nan
@@ -107,6 +107,15 @@ def test_without_settled_text_only_what_was_shown_has_a_label(fields: dict[str, 
     (row,) = got.values()
     np.testing.assert_array_equal(row.kept, [*[N] * 7, last, N])
     assert row.accepted is (last == 1.0)
+
+
+@pytest.mark.parametrize("typed", ["", "fo", "foo("])
+def test_a_verdict_is_on_the_rest_of_the_line_that_was_shown(typed: str) -> None:
+    """The developer typed a part of the completion while it streamed, within a word too, and then saw the rest."""
+    served = asked()
+    shown = TEXT.removeprefix(typed)
+    (row,) = found([served, behind()], [feedback(prefix=served.prefix + typed, suffix=served.suffix, shown=shown)]).values()
+    assert row.compared and row.compared.shown == row.compared.settled[row.compared.typed :] == shown
 
 
 def test_a_completion_of_mixed_weights_or_without_log_probabilities_has_no_label() -> None:
