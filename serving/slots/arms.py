@@ -23,6 +23,8 @@ class Slot:
     version: str | None = None
     """Version that the engine holds; None while it does not answer."""
     pid: int | None = None
+    source: str = ""
+    """Source of the version that the engine loaded; empty if that is not known."""
     estimate: Estimate | None = None
     """The version's estimate of kept text; None: all is shown."""
     in_flight: int = 0
