@@ -31,13 +31,15 @@ class Slot:
     """Number of completions that this app has running in the engine."""
     verified: tuple[int | None, str | None] = (None, None)
     """Process and version that passed the smoke test; the slot takes traffic only while they match `pid` and `version`."""
+    closed: bool = False
+    """Whether another version is about to be loaded: the slot takes no traffic meanwhile."""
     state: str = "down"
     """Description for the status page."""
 
     @property
     def up(self) -> bool:
         """Whether the slot takes traffic."""
-        return self.version is not None and self.verified == (self.pid, self.version)
+        return self.version is not None and not self.closed and self.verified == (self.pid, self.version)
 
 
 @dataclass(frozen=True)

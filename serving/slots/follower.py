@@ -285,14 +285,12 @@ class Follower:
                 slot.verified = (None, None)  # the next step compares it with the registry
 
     async def _swap(self, slot: Slot, path: str, loading: Loading) -> SwapResult:
-        verified, slot.verified = slot.verified, (None, None)  # it takes no more traffic
-        slot.state = f"loading version {loading.load.version}"
+        slot.state, slot.closed = f"loading version {loading.load.version}", True
         try:
             await self._drain(slot)
-        except asyncio.CancelledError:
-            slot.verified = verified
-            raise
-        loading.cancellable = False
+        finally:
+            slot.closed = False
+        loading.cancellable, slot.verified = False, (None, None)
         result = await slot.engine.swap(path, loading.load.version)
         slot.version, slot.source = loading.load.version, loading.source
         await self._verify(slot, slot.version)
