@@ -31,9 +31,10 @@ def seal(
     held_out: tuple[HeldOutSet, ...],
     estimate: FittedEstimate | Unfitted,
 ) -> Manifest:
-    """Write the inputs of a cycle, its manifest last: from then on every run completes this cycle."""
-    store, cycle, collected = context.store, validated.cycle, validated.collected
-    transaction.refuse_sealed(store, cycle)
+    """Write the inputs of a cycle, its manifest last: from then on every run completes this cycle. See transaction.seal."""
+    store, cycle, collected, run = context.store, validated.cycle, validated.collected, flow_run.id or ""
+    if sealed := transaction.sealed_by(store, cycle, run):
+        return sealed
     tombstones.check(store, validated.subjects)
     digest = sha256([rewarded.samples])
     showing.write(store, cycle, digest, estimate)
@@ -41,7 +42,7 @@ def seal(
     users.write(store, cycle, digest, collected.register)
     fields = transaction.manifest_fields(collected, validated.evidence, context.now())
     fields |= {"returns": rewarded.returns, "acceptance": rewarded.acceptance, "notes": rewarded.notes}
-    fields |= {"held_out": held_out, "run": flow_run.id or ""}
+    fields |= {"held_out": held_out, "run": run}
     return transaction.seal(store, cycle, fields, rewarded.samples, context.settings, validated.subjects)
 
 

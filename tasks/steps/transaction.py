@@ -31,7 +31,8 @@ def seal(
     settings: Settings,
     subjects: Iterable[tuple[str, str]] = (),
 ) -> Manifest:
-    """Write a cycle's samples (Parquet of infra.records.Sample) and settings, then its manifest.
+    """Write a cycle's samples (Parquet of infra.records.Sample) and settings, then its manifest; return the manifest that an
+    earlier attempt of the same run has written, if there is one.
 
     Args:
         subjects: user and project of each request whose data the cycle's objects hold.
@@ -40,7 +41,8 @@ def seal(
         AlreadyExists: another run has sealed this cycle.
         ErasedDuringCycle: one of the subjects is erased. An erasure that begins after this check finds all of the objects.
     """
-    refuse_sealed(store, cycle)
+    if sealed := sealed_by(store, cycle, manifest.get("run", "")):
+        return sealed
     digest = sha256([samples])
     key = cycles.key(cycle, f"samples-{digest}.parquet")
     store.put(key, samples)
@@ -55,11 +57,16 @@ def seal(
     return record
 
 
-def refuse_sealed(store: ObjectStore, cycle: str) -> None:
-    """Raise AlreadyExists where a cycle is sealed: a slower run then writes nothing."""
-    manifest = cycles.key(cycle, cycles.MANIFEST)
-    if store.exists(manifest):
-        raise AlreadyExists(f"{manifest} exists: another run has sealed this cycle. Nothing was written")
+def sealed_by(store: ObjectStore, cycle: str, run: str) -> Manifest | None:
+    """Return the manifest that a run has written, whose answer may have been lost; None while the cycle is not sealed.
+
+    Raises:
+        AlreadyExists: another run has sealed this cycle, so this one, which is slower, writes nothing.
+    """
+    manifest = store.find(key := cycles.key(cycle, cycles.MANIFEST), Manifest)
+    if manifest and (not run or manifest.run != run):
+        raise AlreadyExists(f"{key} exists: another run has sealed this cycle. Nothing was written")
+    return manifest
 
 
 def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: float) -> dict[str, Any]:

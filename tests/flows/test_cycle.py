@@ -410,6 +410,14 @@ def test_of_two_runs_at_once_one_seals_the_window(labelled: World, monkeypatch: 
     assert not any(key.startswith("cycles/cycle-000002/manifest") for key in labelled.store.objects)
 
 
+def test_a_run_whose_store_goes_away_behind_the_manifest_goes_on_with_it(
+    labelled: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled.lose_answer(monkeypatch, "manifest.json")
+    result = cycle()
+    assert (result.cycle, result.result) == ("cycle-000001", "registered") and len(labelled.trained_on) == 1
+
+
 def test_a_killed_cycle_is_completed_with_the_same_samples(labelled: World) -> None:
     labelled.training = Killed()
     with pytest.raises(Killed):
