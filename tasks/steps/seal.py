@@ -1,7 +1,11 @@
 """The step `seal` of a cycle, and the steps that resume a sealed one."""
 
 import shutil
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
 
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
 from infra.records import CycleOutcome, HeldOutSet, Manifest
@@ -21,6 +25,8 @@ from tasks.steps.training_job import discard
 from tasks.steps.validate import Validated
 from tasks.trainer.job import METRICS_NAME
 from tasks.versions import tracking
+
+R = TypeVar("R")
 
 
 @step("seal", retries=IO_RETRIES)
@@ -70,6 +76,22 @@ def abandon_left(context: Context, left: tuple[str, ...]) -> None:
     for cycle in left:
         project = cycles.project_of(cycle)
         abandon(context, cycle, f"the project {project} has no champion of its own any more (serving.projects.{project})")
+
+
+def attempted(complete: Callable[[Context, Manifest], R]) -> Callable[[Context, Manifest], R]:
+    """Return a function that completes a cycle. A run that is stopped meanwhile takes its attempt back: a worker that
+    restarts, and a person who cancels, are no failure of the cycle."""
+
+    @wraps(complete)
+    def run(context: Context, manifest: Manifest) -> R:
+        try:
+            return complete(context, manifest)
+        except (KeyboardInterrupt, TerminationSignal):
+            name = flow_run.id or "by hand"
+            attempt_to_show("attempt", lambda: transaction.withdraw(context.store, manifest.cycle, name))
+            raise
+
+    return run
 
 
 def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:

@@ -57,7 +57,7 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     if isinstance(result, UpdateRefused):
         logger.warning("the update was refused: %s", result.reason)
         return result
-    store.put_json(cycles.key(manifest.cycle, "training.json"), result.metrics.model_dump(mode="json"))
+    store.put_json(cycles.key(manifest.cycle, cycles.TRAINING), result.metrics.model_dump(mode="json"))
     logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
     return result
 

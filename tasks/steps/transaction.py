@@ -20,7 +20,8 @@ from tasks.validation.drift import profile
 from tasks.validation.quarantine import ValidationEvidence
 
 MAX_RESUMES = 3
-"""Runs that may resume a sealed cycle. The next run abandons it, and its requests return in the next window."""
+"""Runs that may resume a sealed cycle and end without a further result of it. The next run abandons it, and its requests return
+in the next window."""
 
 
 def seal(
@@ -95,16 +96,20 @@ def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: flo
 
 
 def attempt(store: ObjectStore, cycle: str, run: str) -> int:
-    """Record that a run resumes a cycle; return the number of runs that have resumed it, this one included."""
-    prefix = cycles.key(cycle, "attempts/")
+    """Record that a run resumes a cycle; return the number of runs that have resumed it since its newest result, this one
+    included."""
+    results = sum(store.exists(cycles.key(cycle, name)) for name in (cycles.TRAINING, cycles.EVALUATION))
+    prefix = cycles.key(cycle, f"attempts/{results}-")
     earlier = [key for key in store.keys(prefix) if key != f"{prefix}{run}.json"]
     store.put_json(f"{prefix}{run}.json", {"run": run})
     return len(earlier) + 1
 
 
 def withdraw(store: ObjectStore, cycle: str, run: str) -> None:
-    """Take back the attempt of a run that waited for the engine, which is no fault of the cycle."""
-    store.delete(cycles.key(cycle, f"attempts/{run}.json"))
+    """Take back the attempt of a run that was stopped, or waited for the engine, which is no fault of the cycle."""
+    for key in list(store.keys(cycles.key(cycle, "attempts/"))):
+        if key.endswith(f"-{run}.json"):
+            store.delete(key)
 
 
 def finish(store: ObjectStore, outcome: CycleOutcome) -> CycleOutcome:
