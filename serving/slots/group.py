@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult, Weights, WrongVersion
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapRefused, SwapResult, Weights, WrongVersion
 from serving.slots.client import EngineClient, EngineDown, OneOfSeveralDown, RequestRefused, SmokeTestFailed, smoke_test
 
 PREFIX_TOKENS = 32
@@ -162,21 +162,30 @@ class EngineGroup:
         """Load a version into every engine that lacks it and has fetched it, and verify all that hold it.
 
         Another replica of the app may have loaded it into some or all engines meanwhile. Returns the result of the longest pause.
-        Raises as EngineClient.swap does if all fail; if only some fail, these take no traffic.
+        Raises as EngineClient.swap does if all fail, or if fewer than half of the engines that answer then serve it, since these
+        would get all of its requests: the group goes on with the weights before. If fewer fail, these take no traffic.
         """
+        refused = list[SwapRefused]()
 
         async def one(member: Member) -> SwapResult:
-            result = await member.client.swap(member.fetched[1], version)
+            try:
+                result = await member.client.swap(member.fetched[1], version)
+            except SwapRefused as error:
+                refused.append(error)
+                raise
             await self._ask(member)
             return result
 
-        weights = self._fetched if self._fetched[0] == version else (version, "")
+        before, weights = self._weights, self._fetched if self._fetched[0] == version else (version, "")
         lacking = [member for member in self._lacking(weights) if member.fetched[0] == weights]
         results = await _each(lacking, one)
         self._weights = weights
         await asyncio.gather(*(self._verify(member) for member in self._members.values() if member.holds(weights)))
-        if not self._serving():
-            raise EngineDown(self.problem or f"no engine holds version {version}")
+        serving, answering = len(self._serving()), sum(member.health is not None for member in self._members.values())
+        if not serving or 2 * serving < answering:
+            self._weights = before
+            words = f"{serving} of {answering} engines serve version {version}, expected at least half: {self.problem}"
+            raise SwapRefused(words) if refused else EngineDown(words)
         return max(results, key=lambda result: result.pause_ms + result.commit_ms, default=SwapResult(version, 0.0, 0.0, 0.0))
 
     async def _find(self) -> None:
