@@ -20,14 +20,14 @@ from tasks.steps.noting import noted
 from tasks.steps.own_code import busy, hold_out_code, name_of_end, read_code, seal_code
 from tasks.steps.register import fail, open_experiment, register, show
 from tasks.steps.reward import fit_keep_estimate, reward
-from tasks.steps.seal import abandon_left, resume, seal
+from tasks.steps.seal import abandon_left, attempted, resume, seal
 from tasks.steps.train import refuse, train
 from tasks.steps.validate import validate
 from tasks.trainer.run import UpdateRefused
 
 WHAT_TO_DO = (
     "read the log of the red task here; `tabloop status` shows a part that is down. The next run, within a minute, resumes "
-    "a sealed cycle from the same samples, three times at most, and then abandons it. See infra/docs/operate/cycle-fails.md."
+    "a sealed cycle from the same samples; after three that fail, it is abandoned. See infra/docs/operate/cycle-fails.md."
 )
 
 
@@ -83,6 +83,7 @@ def learn(context: Context, state: LoopState, own_code: OwnCode) -> State:
     return Completed(name=name_of_end(ended), message=ended.reason) if isinstance(ended, CycleOutcome) else ended
 
 
+@attempted
 def complete(context: Context, manifest: Manifest) -> State | CycleOutcome:
     """Train and test the candidate of a sealed cycle: every run ends in the same candidate."""
     candidate = train(context, manifest)

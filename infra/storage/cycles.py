@@ -36,6 +36,7 @@ SEALED_JUDGE = ("rubric", "calibration_places")
 """Settings of the evaluation and its judge that hold from a cycle's sealing on; not the judge itself, since one that
 refuses is replaced."""
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
+TRAINING, EVALUATION = "training.json", "evaluation.json"
 KEY = re.compile(r"^cycles/((?:([a-z0-9-]+)-)?cycle-\d{6})/(.+)$")
 TEST = re.compile(r"^([a-z0-9-]+)-(?:cycle-\d{6}|anchor-[\d.]+)-version-")
 MANUAL = "manual-"

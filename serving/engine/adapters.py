@@ -27,7 +27,7 @@ from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy, PromptRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.sampling import run_batch, sample, warm_up
-from serving.engine.version_cache import files_of
+from serving.engine.version_cache import files_of, source_of
 
 DROP_SECONDS = 0.02
 """Interval at which a version that goes is asked whether it still samples."""
@@ -40,6 +40,8 @@ class Held:
     request: LoRARequest
     files: tuple[int, ...] = ()
     """Identity of its weights on the disk: another registry's version of the same number is another one."""
+    source: str = ""
+    """URI of its checkpoint; empty if that is not known."""
     running: int = 0
     """Completions and batches that it samples now."""
     used: float = 0.0
@@ -116,7 +118,7 @@ class AdapterEngine:
             Busy: each version that it holds samples completions, and it holds as many as it may.
         """
         async with self._swapping:
-            held, files = self._held.get(version), files_of(Path(path))
+            held, source, files = self._held.get(version), source_of(Path(path)), files_of(Path(path))
             if held and held.files == files:
                 held.used = time.monotonic()
                 return SwapResult(version, 0.0, 0.0, 0.0)
@@ -126,7 +128,7 @@ class AdapterEngine:
             going = version if held else self._longest_unused(version)
             request = self._held[self._version].request if is_base else await self._proven(version, Path(path))
             gone = self._held.pop(going, None)
-            self._held[version] = Held(request, files, used=time.monotonic())
+            self._held[version] = Held(request, files, source, used=time.monotonic())
             if gone:
                 await self._drop(gone)
             return SwapResult(version, (checked - started) * 1e3, 0.0, (time.perf_counter() - checked) * 1e3)
@@ -134,7 +136,8 @@ class AdapterEngine:
     def health(self) -> Health:
         """Return the engine's state, as of its base, with all versions that it holds."""
         running = self._llm.get_num_unfinished_requests()
-        return Health(self._version, os.getpid(), running, str(self._base), tuple(self._held))
+        sources = {version: held.source for version, held in self._held.items() if held.source}
+        return Health(self._version, os.getpid(), running, str(self._base), tuple(self._held), sources)
 
     def shutdown(self) -> None:
         """End vLLM's processes."""

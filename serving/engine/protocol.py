@@ -19,7 +19,8 @@ Every request carries serving.engine_token as a bearer token, and names the engi
 No text is sent: the app renders prompts and decodes tokens, so a record holds exactly what was sampled.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BASE_VERSION = "0"
@@ -28,6 +29,8 @@ BASE_VERSION = "0"
 Finish = Literal["stop", "length", "abort"]
 Span = tuple[str, int, int]
 """(version, start, end): that version's weights sampled tokens [start, end)."""
+Weights = tuple[str, str]
+"""A version, and the URI of the checkpoint that its weights come from; empty if that is not known."""
 
 
 class WrongVersion(RuntimeError):
@@ -104,6 +107,13 @@ class Health:
     """Directory of the weights."""
     versions: tuple[str, ...] = ()
     """All versions that it holds as adapters (serving.adapters); none if it holds one, with whole weights."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """By version, URI of the checkpoint that it loaded, where it knows that: the same number of another registry is other
+    weights."""
+
+    @property
+    def weights(self) -> Weights:
+        return self.version, self.sources.get(self.version, "")
 
 
 @dataclass(frozen=True)

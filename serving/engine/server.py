@@ -29,7 +29,7 @@ from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, S
 from serving.engine.sampling import run_batch, sample, warm_up
 from serving.engine.scraped import Scrapers
 from serving.engine.unauthenticated import Unauthenticated, listen
-from serving.engine.version_cache import files_of
+from serving.engine.version_cache import files_of, source_of
 from serving.engine.where import Where
 
 REQUIRED_ARGUMENTS: dict[str, Any] = {
@@ -49,7 +49,7 @@ class VLLMEngine:
         self._swapping = asyncio.Lock()
         self.version = version
         self._path = str(llm.model_config.model)
-        self._files = files_of(Path(self._path))
+        self._source, self._files = source_of(Path(self._path)), files_of(Path(self._path))
         self._swap_failure = ""
 
     def holds(self, version: str) -> bool:
@@ -96,7 +96,7 @@ class VLLMEngine:
             Busy: with `idle`, requests run; the engine is unchanged.
         """
         async with self._swapping:
-            files = files_of(Path(path))
+            source, files = source_of(Path(path)), files_of(Path(path))  # before the weights, which may be replaced meanwhile
             if version == self.version and files == self._files:
                 return SwapResult(version, 0.0, 0.0, 0.0)
             started = time.perf_counter()
@@ -124,12 +124,13 @@ class VLLMEngine:
                 # The weights may be a mix of both versions: the supervisor must start a clean process.
                 self._swap_failure = f"swap to version {version} failed halfway: {type(error).__name__}: {error}"
                 raise
-            self.version, self._path, self._files = version, path, files
+            self.version, self._path, self._source, self._files = version, path, source, files
             await self._llm.resume_generation()
             return SwapResult(version, (staged - started) * 1e3, (paused - staged) * 1e3, commit_ms)
 
     def health(self) -> Health:
-        return Health(self.version, os.getpid(), self._llm.get_num_unfinished_requests(), self._path)
+        sources = {self.version: self._source} if self._source else {}
+        return Health(self.version, os.getpid(), self._llm.get_num_unfinished_requests(), self._path, sources=sources)
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=5)

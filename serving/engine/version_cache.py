@@ -223,6 +223,11 @@ def files_of(path: Path) -> tuple[int, ...]:
     return tuple(number for file in found for number in (file.st_ino, file.st_size, file.st_mtime_ns))
 
 
+def source_of(path: Path) -> str:
+    """Return the source of the version in a folder, or of the adapter whose merged weights it has; empty if it names none."""
+    return next((file.read_text() for folder in (path, path.parent) if (file := folder / SOURCE).exists()), "")
+
+
 def sync_folder(path: Path) -> None:
     """Wait until a folder and all that is in it are on the disk."""
     for file in (*path.rglob("*"), path):

@@ -23,19 +23,23 @@ class Slot:
     version: str | None = None
     """Version that the engine holds; None while it does not answer."""
     pid: int | None = None
+    source: str = ""
+    """Source of the version that the engine loaded; empty if that is not known."""
     estimate: Estimate | None = None
     """The version's estimate of kept text; None: all is shown."""
     in_flight: int = 0
     """Number of completions that this app has running in the engine."""
     verified: tuple[int | None, str | None] = (None, None)
     """Process and version that passed the smoke test; the slot takes traffic only while they match `pid` and `version`."""
+    closed: bool = False
+    """Whether another version is about to be loaded: the slot takes no traffic meanwhile."""
     state: str = "down"
     """Description for the status page."""
 
     @property
     def up(self) -> bool:
         """Whether the slot takes traffic."""
-        return self.version is not None and self.verified == (self.pid, self.version)
+        return self.version is not None and not self.closed and self.verified == (self.pid, self.version)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class ExternalEngine:
         self._version: str | None = None
         self._untrainable_reason: str | None = None
         """None: not probed yet, or down since."""
+        self._fetched = self._loaded = ("", "")
+        """The version that this app fetched for it last, and loaded into it last, each with its source."""
         self.max_context: int | None = None
         self.url = setting.url
         controls = fim.control_tokens(policy.tokenizer)
@@ -127,6 +129,7 @@ class ExternalEngine:
 
     async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
         """Return the directory on the app's disk: the server sees it under the same path."""
+        self._fetched = version, source
         return EngineCopy(path, "held")
 
     async def swap(self, path: str, version: str) -> SwapResult:
@@ -152,7 +155,7 @@ class ExternalEngine:
         commit_ms = float(await self._rpc("tabloop_commit", path))
         await self._call("POST", f"{self._root}/resume")
         await self._set_label(LABEL + version)
-        self._version = version
+        self._version, self._loaded = version, self._fetched
         return SwapResult(version, (staged - started) * 1e3, (paused - staged) * 1e3, commit_ms)
 
     async def _inspect(self) -> Health:
@@ -165,7 +168,7 @@ class ExternalEngine:
         if self._untrainable_reason is None:
             self._untrainable_reason = await self._probe()
             self._log_probe(self._untrainable_reason)
-        return Health(self._version, pid=0, running=0)
+        return Health(self._version, pid=0, running=0, sources=dict([self._loaded]))
 
     def _set_max_context(self, max_model_len: object) -> None:
         """Store the server's context length, if it names one. Raises EngineDown if it is too short for any prompt."""

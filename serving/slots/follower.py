@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.registry.client import Aliases
-from serving.engine.protocol import BASE_VERSION, SwapRefused, SwapResult, WrongVersion
+from serving.engine.protocol import BASE_VERSION, SwapRefused, SwapResult, Weights, WrongVersion
 from serving.engine.version_cache import Download
 from serving.metrics import Metrics
 from serving.slots.arms import Arms, Slot
@@ -34,15 +34,14 @@ BEHIND_SECONDS = 10.0
 """Seconds for which an engine of a group may hold another version before it is loaded with the group's: another replica of the
 app may be loading a newer one that this replica does not know yet."""
 
-Cached = tuple[str, str | None]
-"""A version, and the source that the cache has it from."""
-
 
 @dataclass
 class Loading:
     """A load in progress."""
 
     load: Load
+    source: str = ""
+    """Source of the version that the engine fetched."""
     task: asyncio.Task[None] | None = None
     cancellable: bool = True
     """Whether the engine is still unchanged."""
@@ -74,9 +73,9 @@ class Follower:
         self._reading: asyncio.Task[Aliases] | None = None
         self._unanswered = 0
         """Steps in a row that waited in vain for the registry."""
-        self._checks: dict[Cached, asyncio.Task[bool]] = {}
+        self._checks: dict[Weights, asyncio.Task[bool]] = {}
         """Comparisons with the registry that are under way."""
-        self._denied: dict[Cached, str] = {}
+        self._denied: dict[Weights, str] = {}
         """Why a source is not the registry's, until a comparison finds that it is."""
         self._locks = [asyncio.Lock() for _ in arms.slots]
         """One per slot, held while it is verified or its weights are swapped."""
@@ -210,7 +209,11 @@ class Follower:
             except EngineDown as error:
                 slot.version, slot.state = None, f"down: {error}"
                 return
-            slot.version, slot.pid = health.version, health.pid
+            # An engine that does not name the source is taken to hold what the cache does.
+            source = health.weights[1] or self._source.cache.source(health.version) or ""
+            if source != slot.source:
+                slot.verified = (None, None)
+            slot.version, slot.pid, slot.source = health.version, health.pid, source
             if not slot.up:
                 try:
                     await self._verify(slot, health.version)
@@ -251,6 +254,7 @@ class Follower:
             downloaded = await self._downloaded(load.version)
             copy = await slot.engine.fetch(load.version, downloaded.source, str(downloaded.path))
             self._metrics.version_fetched(copy.how, copy.bytes)
+            loading.source = downloaded.source
             async with self._locks[load.slot]:
                 result = await self._swap(slot, copy.path, loading)
         except Exception as error:  # any failure: the slot takes no traffic, the status page shows why, a later step retries
@@ -273,20 +277,22 @@ class Follower:
 
     def _forget_download(self, version: str, done: asyncio.Task[Download]) -> None:
         del self._downloads[version]
-        if not done.cancelled() and not done.exception():  # marks the exception as retrieved: the load may have been cancelled
-            self._metrics.version_fetched(done.result().how, done.result().bytes)
+        if done.cancelled() or done.exception():  # marks the exception as retrieved: the load may have been cancelled
+            return
+        self._metrics.version_fetched(done.result().how, done.result().bytes)
+        for slot in self.arms.slots:
+            if slot.verified[1] == version and slot.source != done.result().source:
+                slot.verified = (None, None)  # the next step compares it with the registry
 
     async def _swap(self, slot: Slot, path: str, loading: Loading) -> SwapResult:
-        verified, slot.verified = slot.verified, (None, None)  # it takes no more traffic
-        slot.state = f"loading version {loading.load.version}"
+        slot.state, slot.closed = f"loading version {loading.load.version}", True
         try:
             await self._drain(slot)
-        except asyncio.CancelledError:
-            slot.verified = verified
-            raise
-        loading.cancellable = False
+        finally:
+            slot.closed = False
+        loading.cancellable, slot.verified = False, (None, None)
         result = await slot.engine.swap(path, loading.load.version)
-        slot.version = loading.load.version
+        slot.version, slot.source = loading.load.version, loading.source
         await self._verify(slot, slot.version)
         return result
 
@@ -299,42 +305,42 @@ class Follower:
     async def _verify(self, slot: Slot, version: str) -> None:
         """Check the version's source and run the smoke test; the slot may then take traffic.
 
-        While the registry is slow, as while it is away, the cache's word for the source counts, until an answer says otherwise;
+        While the registry is slow, as while it is away, the engine's word for the source counts, until an answer says otherwise;
         from then on the registry's alone.
         """
-        cached = version, self._source.cache.source(version)
-        check = self._checks.get(cached)
+        weights = version, slot.source
+        check = self._checks.get(weights)
         if check is None:  # one that hangs occupies one thread, not one more per step
-            check = self._checks[cached] = asyncio.create_task(asyncio.to_thread(self._source.check, version))
-            check.add_done_callback(lambda done: self._take_check(cached, done))
+            check = self._checks[weights] = asyncio.create_task(asyncio.to_thread(self._source.check, *weights))
+            check.add_done_callback(lambda done: self._take_check(weights, done))
         await asyncio.wait([check], timeout=REGISTRY_SECONDS)
-        self._require_source(cached, check)
+        self._require_source(weights, check)
         await smoke_test(slot.engine, version)
         slot.estimate = await asyncio.to_thread(self._source.estimate, version)
-        self._require_source(cached, check)  # an answer may have come meanwhile
+        self._require_source(weights, check)  # an answer may have come meanwhile
         slot.verified = (slot.pid, version)
 
-    def _require_source(self, cached: Cached, check: asyncio.Task[bool]) -> None:
+    def _require_source(self, weights: Weights, check: asyncio.Task[bool]) -> None:
         """Raise what a comparison raised; SourceMismatch while it runs, if an earlier one raised it."""
         if check.done():
             check.result()
-        if cached in self._denied:
-            raise SourceMismatch(self._denied[cached])
+        if weights in self._denied:
+            raise SourceMismatch(self._denied[weights])
 
-    def _take_check(self, cached: Cached, check: asyncio.Task[bool]) -> None:
+    def _take_check(self, weights: Weights, check: asyncio.Task[bool]) -> None:
         """Remember the answer about a version's source; the next step verifies slots again that took traffic meanwhile."""
-        del self._checks[cached]
+        del self._checks[weights]
         if check.cancelled():
             return
         if error := check.exception():
             if isinstance(error, SourceMismatch):
-                self._denied[cached] = str(error)
+                self._denied[weights] = str(error)
             for slot in self.arms.slots:
-                if slot.verified[1] == cached[0]:
+                if (slot.verified[1], slot.source) == weights:
                     log.warning("slot %d: %s", slot.index, error)
                     slot.verified, slot.state = (None, None), f"not verified: {error}"
         elif check.result():
-            self._denied.pop(cached, None)
+            self._denied.pop(weights, None)
 
     def _remember(self, load: Load) -> None:
         in_use = {slot.version or "" for slot in self.arms.slots} | {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapResult, WrongVersion
+from serving.engine.protocol import Delta, EngineCopy, EngineRequest, Health, SwapRefused, SwapResult, Weights, WrongVersion
 from serving.slots.client import EngineClient, EngineDown, OneOfSeveralDown, RequestRefused, SmokeTestFailed, smoke_test
 
 PREFIX_TOKENS = 32
@@ -43,20 +43,22 @@ class Member:
     """Its last state; None if it does not answer."""
     problem: str = "not asked yet"
     """Why it takes no traffic; empty if it does."""
-    verified: tuple[int, str] = (-1, "")
-    """Process and version that passed the smoke test last."""
+    verified: tuple[int, Weights] = (-1, ("", ""))
+    """Process and weights that passed the smoke test last."""
     in_flight: int = 0
     """Completions of this app that run in it."""
-    fetched: tuple[str, str] = ("", "")
-    """The version that it fetched last, and the directory on its disk."""
+    fetched: tuple[Weights, str] = (("", ""), "")
+    """What it fetched last, and the directory on its disk."""
 
-    def holds(self, version: str) -> bool:
-        """Whether it answers with this version."""
-        return self.health is not None and self.health.version == version
+    def holds(self, weights: Weights) -> bool:
+        """Whether it answers with these weights; with their version, where a source is not known."""
+        if self.health is None or self.health.version != weights[0]:
+            return False
+        return self.health.weights[1] == weights[1] or not (self.health.weights[1] and weights[1])
 
-    def serves(self, version: str) -> bool:
-        """Whether it takes traffic of this version."""
-        return self.health is not None and self.verified == (self.health.pid, version) and self.holds(version)
+    def serves(self, weights: Weights) -> bool:
+        """Whether it takes traffic of these weights."""
+        return self.health is not None and self.verified == (self.health.pid, self.health.weights) and self.holds(weights)
 
     def lost(self, error: Exception) -> None:
         """Mark it as down until its next health check."""
@@ -80,7 +82,8 @@ class EngineGroup:
         self._engines: dict[str, dict[str, str]] = {}
         """Addresses found last for each URL."""
         self._members: dict[str, Member] = {}
-        self._version = ""
+        self._fetched: Weights = ("", "")
+        self._weights: Weights = ("", "")
         self.url = ", ".join(urls)
 
     @property
@@ -91,16 +94,16 @@ class EngineGroup:
 
     @property
     def behind(self) -> bool:
-        """Whether an engine that answers holds another version than the group."""
-        return any(member.health and not member.holds(self._version) for member in self._members.values())
+        """Whether an engine that answers holds other weights than the group."""
+        return any(member.health and not member.holds(self._weights) for member in self._members.values())
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Delta]:
         """Sample a completion on one engine, or on another if it fails before its first token.
 
         Raises as EngineClient.generate does; OneOfSeveralDown if the engine fails later, and others serve.
         """
-        if request.version not in (None, self._version):
-            raise WrongVersion(f"{self.url}: holds version {self._version}, asked for {request.version}")
+        if request.version not in (None, self._weights[0]):
+            raise WrongVersion(f"{self.url}: holds version {self._weights[0]}, asked for {request.version}")
         tried = set[Member]()
         while True:
             member = self._chosen(request.prompt_token_ids, tried)
@@ -127,29 +130,31 @@ class EngineGroup:
     async def health(self) -> Health:
         """Look up the names, ask every engine, and verify those that are new. Raises EngineDown if none serves.
 
-        The group's version is its previous one while any engine holds it; otherwise that of most engines.
+        The group's weights are its previous ones while any engine holds them; otherwise those of most engines.
         """
         await self._find()
         members = list(self._members.values())
         await asyncio.gather(*(self._ask(member) for member in members))
-        if answers := [member.health.version for member in members if member.health]:
-            if self._version not in answers:
-                self._version = Counter(answers).most_common(1)[0][0]
+        if answers := [member.health.weights for member in members if member.health]:
+            if not any(member.holds(self._weights) for member in members):
+                self._weights = Counter(answers).most_common(1)[0][0]
             await asyncio.gather(*(self._verify(member) for member in members))
         if not (serving := self._serving()):
             raise EngineDown(self.problem)
         running = sum(member.health.running for member in serving if member.health)
-        return Health(self._version, GROUP_PID, running, serving[0].health.path if serving[0].health else "")
+        path, (version, source) = serving[0].health.path if serving[0].health else "", self._weights
+        return Health(version, GROUP_PID, running, path, sources={version: source})
 
     async def fetch(self, version: str, source: str, path: str) -> EngineCopy:
-        """Make every engine that lacks a version fetch it. Raises as EngineClient.fetch does if all fail."""
+        """Make every engine that lacks a version of a source fetch it. Raises as EngineClient.fetch does if all fail."""
 
         async def one(member: Member) -> EngineCopy:
             copy = await member.client.fetch(version, source, path)
-            member.fetched = (version, copy.path)
+            member.fetched = ((version, source), copy.path)
             return copy
 
-        copies = await _each(self._lacking(version), one)
+        self._fetched = version, source
+        copies = await _each(self._lacking(self._fetched), one)
         how = next((copy.how for copy in copies if copy.how != "held"), "held")
         return EngineCopy("", how, sum(copy.bytes for copy in copies))
 
@@ -157,20 +162,30 @@ class EngineGroup:
         """Load a version into every engine that lacks it and has fetched it, and verify all that hold it.
 
         Another replica of the app may have loaded it into some or all engines meanwhile. Returns the result of the longest pause.
-        Raises as EngineClient.swap does if all fail; if only some fail, these take no traffic.
+        Raises as EngineClient.swap does if all fail, or if fewer than half of the engines that answer then serve it, since these
+        would get all of its requests: the group goes on with the weights before. If fewer fail, these take no traffic.
         """
+        refused = list[SwapRefused]()
 
         async def one(member: Member) -> SwapResult:
-            result = await member.client.swap(member.fetched[1], version)
+            try:
+                result = await member.client.swap(member.fetched[1], version)
+            except SwapRefused as error:
+                refused.append(error)
+                raise
             await self._ask(member)
             return result
 
-        lacking = [member for member in self._lacking(version) if member.fetched[0] == version]
+        before, weights = self._weights, self._fetched if self._fetched[0] == version else (version, "")
+        lacking = [member for member in self._lacking(weights) if member.fetched[0] == weights]
         results = await _each(lacking, one)
-        self._version = version
-        await asyncio.gather(*(self._verify(member) for member in self._members.values() if member.holds(version)))
-        if not self._serving():
-            raise EngineDown(self.problem or f"no engine holds version {version}")
+        self._weights = weights
+        await asyncio.gather(*(self._verify(member) for member in self._members.values() if member.holds(weights)))
+        serving, answering = len(self._serving()), sum(member.health is not None for member in self._members.values())
+        if not serving or 2 * serving < answering:
+            self._weights = before
+            words = f"{serving} of {answering} engines serve version {version}, expected at least half: {self.problem}"
+            raise SwapRefused(words) if refused else EngineDown(words)
         return max(results, key=lambda result: result.pause_ms + result.commit_ms, default=SwapResult(version, 0.0, 0.0, 0.0))
 
     async def _find(self) -> None:
@@ -193,35 +208,36 @@ class EngineGroup:
             member.lost(error)
 
     async def _verify(self, member: Member) -> None:
-        """Let an engine take traffic if it holds the group's version and passes the smoke test."""
+        """Let an engine take traffic if it holds the group's weights and passes the smoke test."""
         if member.health is None:
             return
-        if not member.holds(self._version):
-            member.problem = f"holds version {member.health.version}, the others {self._version}"
-        elif member.serves(self._version):
+        if not member.holds(self._weights):
+            (held, _), (version, source) = member.health.weights, self._weights
+            member.problem = f"holds version {held}, the others {version}" + (f" of {source}" if held == version else "")
+        elif member.serves(self._weights):
             member.problem = ""
         else:
             try:
-                await self._pass(member, self._version)
+                await self._pass(member)
             except (EngineDown, WrongVersion, SmokeTestFailed) as error:
                 member.problem = f"not verified: {error}"
 
-    async def _pass(self, member: Member, version: str) -> None:
+    async def _pass(self, member: Member) -> None:
         if member.health is None:
             raise EngineDown(member.problem)
-        await smoke_test(member.client, version)
-        member.verified, member.problem = (member.health.pid, version), ""
+        await smoke_test(member.client, self._weights[0])
+        member.verified, member.problem = (member.health.pid, member.health.weights), ""
 
-    def _lacking(self, version: str) -> list[Member]:
-        return [member for member in self._members.values() if member.health and not member.holds(version)]
+    def _lacking(self, weights: Weights) -> list[Member]:
+        return [member for member in self._members.values() if member.health and not member.holds(weights)]
 
     def _serving(self, without: Collection[Member] = ()) -> list[Member]:
-        return [member for member in self._members.values() if member.serves(self._version) and member not in without]
+        return [member for member in self._members.values() if member.serves(self._weights) and member not in without]
 
     def _chosen(self, prompt: Sequence[int], without: Collection[Member]) -> Member:
         serving = self._serving(without)
         if not serving:
-            raise EngineDown(self.problem or f"no engine serves version {self._version}")
+            raise EngineDown(self.problem or f"no engine serves version {self._weights[0]}")
         beginning = b" ".join(str(token).encode() for token in prompt[:PREFIX_TOKENS])
         favourite = max(serving, key=lambda member: _rank(beginning, member.client.url))
         most = math.ceil(MOST_LOAD * (1 + sum(member.in_flight for member in serving)) / len(serving))

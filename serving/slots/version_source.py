@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class SourceMismatch(RuntimeError):
-    """A cached version comes from another checkpoint than the registry's version of the same number."""
+    """A version that a slot holds comes from another checkpoint than the registry's version of the same number."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,21 @@ class VersionSource:
             raise
         return self.cache.download(version, source, self.store)
 
-    def check(self, version: str) -> bool:
-        """Compare the cached version's source with the registry's: a slot restarted from the cache may hold a version of
-        another registry. Return whether they are the same; False also if one of them is not known.
+    def check(self, version: str, source: str) -> bool:
+        """Compare the source of a version that a slot holds with the registry's: it may be a version of another registry. Return
+        whether they are the same; False also if one of them is not known, such as an empty one.
 
         Raises:
             SourceMismatch: the registry names another source.
         """
-        cached_source = self.cache.source(version)
-        if cached_source is None:
+        if not source:
             return False
         try:
-            source = self.registry.version(version).source
+            registered = self.registry.version(version).source
         except RegistryError:
             return False
-        if cached_source != source:
-            raise SourceMismatch(f"version {version} comes from {cached_source}, the registry's comes from {source}")
+        if source != registered:
+            raise SourceMismatch(f"version {version} comes from {source}, the registry's comes from {registered}")
         return True
 
     def estimate(self, version: str) -> Estimate | None:

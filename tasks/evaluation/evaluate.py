@@ -85,7 +85,7 @@ def evaluate(store: ObjectStore, settings: Settings, contest: Contest, cycle: st
     metrics = {name: metrics_of(scores, names) for name, scores in scored.scores.items()}
     greedy = {name: metrics_of(scores, names) for name, scores in scored.greedy.items()}
     written = record(result, scored, settings, contest.held_out) | {"metrics": metrics, "greedy": greedy}
-    store.put_json(cycles.key(cycle, "evaluation.json"), written)
+    store.put_json(cycles.key(cycle, cycles.EVALUATION), written)
     return result
 
 

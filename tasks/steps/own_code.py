@@ -114,7 +114,7 @@ def seal_code(context: Context, learned: LearnedCode, held_out: tuple[HeldOutSet
     """Write the inputs of a cycle of own code, its manifest last. It reads no requests, so later windows begin as without it.
 
     Raises:
-        AlreadyExists: another run has sealed a cycle since the reading began, or an earlier attempt of this step has.
+        AlreadyExists: another run has sealed a cycle since the reading began.
     """
     store, cycle, parent = context.store, learned.cycle, learned.parent
     call_run(cycle, cycle, f"from v{parent}", "own code")

@@ -1,7 +1,11 @@
 """The step `seal` of a cycle, and the steps that resume a sealed one."""
 
 import shutil
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
 
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 
 from infra.records import CycleOutcome, HeldOutSet, Manifest
@@ -22,6 +26,8 @@ from tasks.steps.validate import Validated
 from tasks.trainer.job import METRICS_NAME
 from tasks.versions import tracking
 
+R = TypeVar("R")
+
 
 @step("seal", retries=IO_RETRIES)
 def seal(
@@ -31,9 +37,10 @@ def seal(
     held_out: tuple[HeldOutSet, ...],
     estimate: FittedEstimate | Unfitted,
 ) -> Manifest:
-    """Write the inputs of a cycle, its manifest last: from then on every run completes this cycle."""
-    store, cycle, collected = context.store, validated.cycle, validated.collected
-    transaction.refuse_sealed(store, cycle)
+    """Write the inputs of a cycle, its manifest last: from then on every run completes this cycle. See transaction.seal."""
+    store, cycle, collected, run = context.store, validated.cycle, validated.collected, flow_run.id or ""
+    if sealed := transaction.sealed_by(store, cycle, run):
+        return sealed
     tombstones.check(store, validated.subjects)
     digest = sha256([rewarded.samples])
     showing.write(store, cycle, digest, estimate)
@@ -41,7 +48,7 @@ def seal(
     users.write(store, cycle, digest, collected.register)
     fields = transaction.manifest_fields(collected, validated.evidence, context.now())
     fields |= {"returns": rewarded.returns, "acceptance": rewarded.acceptance, "notes": rewarded.notes}
-    fields |= {"held_out": held_out, "run": flow_run.id or ""}
+    fields |= {"held_out": held_out, "run": run}
     return transaction.seal(store, cycle, fields, rewarded.samples, context.settings, validated.subjects)
 
 
@@ -69,6 +76,22 @@ def abandon_left(context: Context, left: tuple[str, ...]) -> None:
     for cycle in left:
         project = cycles.project_of(cycle)
         abandon(context, cycle, f"the project {project} has no champion of its own any more (serving.projects.{project})")
+
+
+def attempted(complete: Callable[[Context, Manifest], R]) -> Callable[[Context, Manifest], R]:
+    """Return a function that completes a cycle. A run that is stopped meanwhile takes its attempt back: a worker that
+    restarts, and a person who cancels, are no failure of the cycle."""
+
+    @wraps(complete)
+    def run(context: Context, manifest: Manifest) -> R:
+        try:
+            return complete(context, manifest)
+        except (KeyboardInterrupt, TerminationSignal):
+            name = flow_run.id or "by hand"
+            attempt_to_show("attempt", lambda: transaction.withdraw(context.store, manifest.cycle, name))
+            raise
+
+    return run
 
 
 def abandon(context: Context, cycle: str, reason: str) -> CycleOutcome:

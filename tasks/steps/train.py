@@ -41,6 +41,7 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     sealed = cycles.settings_of(store, manifest, settings)
     shares, parent = weight_shares_of(manifest, sealed.collect), context.checkpoint(manifest.parent)
     note = noting(context, time.monotonic)
+    training_job.discard_left(context, manifest.cycle)
     with tracking.log_steps_live(settings.registry, manifest.cycle, logger.info, logger.warning) as log_step:
 
         def say(line: str) -> None:
@@ -57,7 +58,7 @@ def train(context: Context, manifest: Manifest) -> Candidate | UpdateRefused:
     if isinstance(result, UpdateRefused):
         logger.warning("the update was refused: %s", result.reason)
         return result
-    store.put_json(cycles.key(manifest.cycle, "training.json"), result.metrics.model_dump(mode="json"))
+    store.put_json(cycles.key(manifest.cycle, cycles.TRAINING), result.metrics.model_dump(mode="json"))
     logger.info("trained on %d samples in %.1f s", result.metrics.samples, result.seconds)
     return result
 

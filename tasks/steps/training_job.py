@@ -94,8 +94,14 @@ def cancelled() -> bool:
 def discard(context: Context, cycle: str) -> None:
     """End a cycle's Jobs, for which nobody waits, and remove what they left in the bucket: those of earlier runs too, where
     `train.job` was another or is not set any more. A failure is logged, and stops nothing; the orders then stay, since they name
-    the templates of Jobs that may run."""
+    the templates of Jobs that may run, and each later update tries again."""
     attempt_to_show("training Job", lambda: _end_jobs(context, cycle))
+
+
+def discard_left(context: Context, cycle: str) -> None:
+    """Discard the Jobs and orders that other cycles than the one to train have left."""
+    for other in order.others(context.store, cycle):
+        discard(context, other)
 
 
 def _end_jobs(context: Context, cycle: str) -> None:
@@ -107,7 +113,7 @@ def _end_jobs(context: Context, cycle: str) -> None:
             update.end(context.store, cycle, file)
         except Exception as error:  # of a template that is gone, for example: the Jobs of the others end all the same
             errors.append(str(error))
+    order.remove(context.store, cycle, trained_alone=bool(errors))
     if errors:
         ends = f"`kubectl delete job -l {update.labels_of(context.store, cycle)}` in their namespace ends them"
         raise RuntimeError(f"Jobs of {cycle} may hold their GPUs: {'; '.join(errors)}. {ends}")
-    order.remove(context.store, cycle)

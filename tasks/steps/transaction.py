@@ -20,7 +20,8 @@ from tasks.validation.drift import profile
 from tasks.validation.quarantine import ValidationEvidence
 
 MAX_RESUMES = 3
-"""Runs that may resume a sealed cycle. The next run abandons it, and its requests return in the next window."""
+"""Runs that may resume a sealed cycle and end without a further result of it. The next run abandons it, and its requests return
+in the next window."""
 
 
 def seal(
@@ -31,7 +32,8 @@ def seal(
     settings: Settings,
     subjects: Iterable[tuple[str, str]] = (),
 ) -> Manifest:
-    """Write a cycle's samples (Parquet of infra.records.Sample) and settings, then its manifest.
+    """Write a cycle's samples (Parquet of infra.records.Sample) and settings, then its manifest; return the manifest that an
+    earlier attempt of the same run has written, if there is one.
 
     Args:
         subjects: user and project of each request whose data the cycle's objects hold.
@@ -40,7 +42,8 @@ def seal(
         AlreadyExists: another run has sealed this cycle.
         ErasedDuringCycle: one of the subjects is erased. An erasure that begins after this check finds all of the objects.
     """
-    refuse_sealed(store, cycle)
+    if sealed := sealed_by(store, cycle, manifest.get("run", "")):
+        return sealed
     digest = sha256([samples])
     key = cycles.key(cycle, f"samples-{digest}.parquet")
     store.put(key, samples)
@@ -55,11 +58,16 @@ def seal(
     return record
 
 
-def refuse_sealed(store: ObjectStore, cycle: str) -> None:
-    """Raise AlreadyExists where a cycle is sealed: a slower run then writes nothing."""
-    manifest = cycles.key(cycle, cycles.MANIFEST)
-    if store.exists(manifest):
-        raise AlreadyExists(f"{manifest} exists: another run has sealed this cycle. Nothing was written")
+def sealed_by(store: ObjectStore, cycle: str, run: str) -> Manifest | None:
+    """Return the manifest that a run has written, whose answer may have been lost; None while the cycle is not sealed.
+
+    Raises:
+        AlreadyExists: another run has sealed this cycle, so this one, which is slower, writes nothing.
+    """
+    manifest = store.find(key := cycles.key(cycle, cycles.MANIFEST), Manifest)
+    if manifest and (not run or manifest.run != run):
+        raise AlreadyExists(f"{key} exists: another run has sealed this cycle. Nothing was written")
+    return manifest
 
 
 def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: float) -> dict[str, Any]:
@@ -88,16 +96,20 @@ def manifest_fields(collected: Collected, evidence: ValidationEvidence, now: flo
 
 
 def attempt(store: ObjectStore, cycle: str, run: str) -> int:
-    """Record that a run resumes a cycle; return the number of runs that have resumed it, this one included."""
-    prefix = cycles.key(cycle, "attempts/")
+    """Record that a run resumes a cycle; return the number of runs that have resumed it since its newest result, this one
+    included."""
+    results = sum(store.exists(cycles.key(cycle, name)) for name in (cycles.TRAINING, cycles.EVALUATION))
+    prefix = cycles.key(cycle, f"attempts/{results}-")
     earlier = [key for key in store.keys(prefix) if key != f"{prefix}{run}.json"]
     store.put_json(f"{prefix}{run}.json", {"run": run})
     return len(earlier) + 1
 
 
 def withdraw(store: ObjectStore, cycle: str, run: str) -> None:
-    """Take back the attempt of a run that waited for the engine, which is no fault of the cycle."""
-    store.delete(cycles.key(cycle, f"attempts/{run}.json"))
+    """Take back the attempt of a run that was stopped, or waited for the engine, which is no fault of the cycle."""
+    for key in list(store.keys(cycles.key(cycle, "attempts/"))):
+        if key.endswith(f"-{run}.json"):
+            store.delete(key)
 
 
 def finish(store: ObjectStore, outcome: CycleOutcome) -> CycleOutcome:

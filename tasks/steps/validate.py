@@ -9,7 +9,7 @@ from tasks.labels.collect import Collected
 from tasks.steps import pages
 from tasks.steps.context import Context
 from tasks.steps.naming import call_waiting
-from tasks.steps.step import show_page, step
+from tasks.steps.step import attempt_to_show, show_page, step
 from tasks.validation import batch, drift, quarantine, suite
 from tasks.validation import pages as validation_pages
 from tasks.validation.quarantine import ValidationEvidence
@@ -40,6 +40,7 @@ def validate(context: Context, collected: Collected, cycle: str) -> Validated:
     failed = samples.records(store, collected.plan.partitions, accounting.samples_of(validation.quarantined))
     rows = quarantine.rows(accounting, validation.quarantined, collected.malformed, failed)
     evidence = ValidationEvidence(quarantine.write(store, cycle, rows), write_docs(context, cycle, validation))
+    attempt_to_show("earlier rows and pages", lambda: quarantine.remove_replaced(store, cycle, evidence, context.now()))
     validated = Validated(cycle, collected.quarantine(validation.quarantined), evidence)
     # Before the check of the batch, so that people see what stops a cycle.
     pages.show_accounting(cycle, validated.collected.accounting)
@@ -53,7 +54,7 @@ def validate(context: Context, collected: Collected, cycle: str) -> Validated:
 def write_docs(context: Context, cycle: str, validation: suite.Validation) -> tuple[str, ...]:
     """Write the pages of a validation; return their keys. A page that cannot be rendered stops nothing."""
     try:
-        return quarantine.write_docs(context.store, cycle, validation_pages.pages(validation), context.now())
+        return quarantine.write_docs(context.store, cycle, validation_pages.pages(validation))
     except Exception as error:
         get_run_logger().warning("pages of the validation: %s", error)
         return ()

@@ -18,8 +18,8 @@ from infra.storage.store import ObjectStore, sha256, to_parquet
 from tasks.labels.accounting import RequestAccounting
 from tasks.validation.suite import Validation
 
-PAGES_SECONDS = 86_400.0
-"""Time for which the pages of a run that sealed nothing stay: longer than another run takes from its pages to its manifest."""
+REPLACED_SECONDS = 86_400.0
+"""Time for which rows and pages of a run that sealed nothing stay: longer than another run takes from them to its manifest."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,27 @@ def write(store: ObjectStore, cycle: str, quarantined: Sequence[Quarantined]) ->
     return ObjectReference(key=key, sha256=digest, rows=len(quarantined))
 
 
-def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str], now: float) -> tuple[str, ...]:
-    """Write the pages of a cycle's validation and return their keys.
-
-    A batch that is refused, or waits, is validated again and again: while its cycle is not sealed, the pages that runs wrote more
-    than PAGES_SECONDS before `now`, in Unix seconds, are removed.
-    """
+def write_docs(store: ObjectStore, cycle: str, pages: Mapping[str, str]) -> tuple[str, ...]:
+    """Write the pages of a cycle's validation and return their keys."""
     bodies = {cycles.docs_key(cycle, name, sha256([page.encode()])): page.encode() for name, page in pages.items()}
-    if not store.exists(cycles.key(cycle, cycles.MANIFEST)):
-        old = (key for key, written in store.written(cycles.key(cycle, "docs/")) if written < now - PAGES_SECONDS)
-        for key in [key for key in old if key not in bodies]:
-            store.delete(key)
     for key, body in bodies.items():
         store.put(key, body)
     return tuple(bodies)
+
+
+def remove_replaced(store: ObjectStore, cycle: str, evidence: ValidationEvidence, now: float) -> None:
+    """Remove what earlier validations of a cycle wrote: a batch that is refused, or waits, is validated again and again.
+
+    Args:
+        evidence: the newest validation's, which stays.
+        now: Unix seconds. What was written less than REPLACED_SECONDS before stays, and all that is in a sealed cycle.
+    """
+    if store.exists(cycles.key(cycle, cycles.MANIFEST)):
+        return
+    for prefix in ("quarantined-", "docs/"):
+        old = (key for key, written in store.written(cycles.key(cycle, prefix)) if written < now - REPLACED_SECONDS)
+        for key in [key for key in old if key not in evidence.keys]:
+            store.delete(key)
 
 
 def validation_page(store: ObjectStore, cycle: str, evidence: ValidationEvidence, validation: Validation) -> str:

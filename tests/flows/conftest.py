@@ -20,6 +20,7 @@ from infra.records import Completion, Feedback, Verdict
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Evaluate, Experiment, Orchestration
 from infra.stack.parts import unused_services
+from infra.storage.store import Unreachable
 from tasks import steps
 from tasks.evaluation import evaluate
 from tasks.evaluation.cycle_sets import ScoredSet
@@ -91,6 +92,18 @@ class World:
         """Put completions and feedback into the store, in the hour of NOW."""
         self.store.put_rows(f"events/completions/date=2027-01-15/hour=08/{segment}.parquet", completions)
         self.store.put_rows(f"events/feedback/date=2027-01-15/hour=08/{segment}.parquet", events)
+
+    def lose_answer(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """Let the store go away once it has written an object of this name."""
+        put_new = self.store.put_new
+
+        def unanswered(key: str, body: bytes) -> str:
+            digest = put_new(key, body)
+            if key.endswith(f"/{name}"):
+                raise Unreachable("it is written, and no answer came")
+            return digest
+
+        monkeypatch.setattr(self.store, "put_new", unanswered)
 
     def reject(self, reason: str, promising: bool = False) -> None:
         """End the running experiment with a rejection."""

@@ -1,6 +1,7 @@
 """The cycle as Prefect runs it: its steps, its early ends, and its completion after a kill."""
 
 import math
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import TerminationSignal
 from tokenizers import Tokenizer
 
 from flows.cycle import cycle
@@ -410,6 +412,14 @@ def test_of_two_runs_at_once_one_seals_the_window(labelled: World, monkeypatch: 
     assert not any(key.startswith("cycles/cycle-000002/manifest") for key in labelled.store.objects)
 
 
+def test_a_run_whose_store_goes_away_behind_the_manifest_goes_on_with_it(
+    labelled: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled.lose_answer(monkeypatch, "manifest.json")
+    result = cycle()
+    assert (result.cycle, result.result) == ("cycle-000001", "registered") and len(labelled.trained_on) == 1
+
+
 def test_a_killed_cycle_is_completed_with_the_same_samples(labelled: World) -> None:
     labelled.training = Killed()
     with pytest.raises(Killed):
@@ -474,6 +484,31 @@ def test_a_killed_cycle_is_abandoned_if_the_champion_changed(labelled: World) ->
     labelled.registry.aliases["champion"] = "2"
     assert cycle().result == "abandoned"
     assert [left.name for left in folder.iterdir()] == ["trainer.log"], "it says why an update failed"
+
+
+def test_a_run_that_is_stopped_uses_up_no_resume(labelled: World) -> None:
+    labelled.training = TerminationSignal(signal=signal.SIGTERM)
+    handler = signal.signal(signal.SIGTERM, lambda *_: None)  # Prefect sends the signal on
+    try:
+        for _ in range(MAX_RESUMES + 2):
+            with pytest.raises(TerminationSignal):
+                cycle()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    labelled.training = None
+    assert cycle().result == "registered"
+
+
+def test_runs_that_fail_behind_the_update_count_anew(labelled: World) -> None:
+    labelled.training = ValueError("broken")
+    for _ in range(MAX_RESUMES):
+        with pytest.raises(ValueError, match="broken"):
+            cycle()
+    labelled.training, labelled.evaluation = None, ValueError("no scores")
+    for _ in range(1 + MAX_RESUMES):
+        with pytest.raises(ValueError, match="no scores"):
+            cycle()
+    assert cycle().result == "abandoned"
 
 
 def test_a_cycle_that_fails_in_every_resumed_run_is_abandoned(labelled: World) -> None:

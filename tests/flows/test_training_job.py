@@ -74,7 +74,9 @@ def test_a_run_knows_whether_it_is_cancelled_or_its_worker_stops() -> None:
 def test_a_template_that_is_gone_leaves_no_job_of_another_and_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """An order names a file that was deleted since, and the settings the one by which the Job that runs was made."""
     store, order, gone, ended = MemoryStore(), "training/cycle-000012-0123456789/order.json", ["a.json"], list[str]()
+    trained = order.replace("order.json", "attempt/checkpoint/config.json")
     store.put_json(order, {"train": {"job": "a.json"}})
+    store.put(trained, b"{}")
     context = Context(Settings(train=Train(job=Path("b.json"))), store, MemoryRegistry(v1={}).client, time.time)
 
     def end(_: MemoryStore, cycle: str, file: Path) -> None:
@@ -85,12 +87,16 @@ def test_a_template_that_is_gone_leaves_no_job_of_another_and_keeps_the_order(mo
     monkeypatch.setattr(update, "end", end)
 
     @flow
-    def discarding() -> None:
-        training_job.discard(context, "cycle-000012")
+    def discarding(next_one: str) -> None:
+        training_job.discard_left(context, next_one) if next_one else training_job.discard(context, "cycle-000012")
 
-    discarding()
-    assert ended == ["b.json"]
+    discarding("")
+    assert ended == ["b.json"] and not store.exists(trained)
     assert store.exists(order), "it names the template of Jobs that may run"
+    discarding("cycle-000012")
+    assert ended == ["b.json"], "it is the one to train"
+    discarding("cycle-000013")
+    assert ended == ["b.json"] * 2 and store.exists(order)
     gone.clear()
-    discarding()
-    assert not store.exists(order)
+    discarding("cycle-000013")
+    assert ended == ["b.json"] * 2 + ["a.json", "b.json"] and not store.exists(order)

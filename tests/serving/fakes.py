@@ -30,7 +30,7 @@ from serving.app import create_completions_app, create_feedback_app
 from serving.engine.endpoints import Busy, CheckpointSource, Endpoints, EngineDead
 from serving.engine.protocol import Delta, EngineRequest, Finish, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.unauthenticated import Unauthenticated
-from serving.engine.version_cache import Download, VersionCache
+from serving.engine.version_cache import Download, VersionCache, source_of
 from serving.gateway.browsers import accepted_hosts
 from serving.gateway.completions import Gateway
 from serving.gateway.detokenizer import stop_token_ids
@@ -112,6 +112,7 @@ class FakeEngine:
         """Completions of others."""
         self.batches: list[Batch] = []
         self.path = "/base"
+        self.sources: dict[str, str] = {}
         self.swap_allowed = asyncio.Event()
         self.swap_allowed.set()
         self.tokens_allowed = asyncio.Event()
@@ -192,11 +193,11 @@ class FakeEngine:
             raise Busy(f"{self.busy_with} completions run")
         await self.swap_allowed.wait()
         self.swaps.append(version)
-        self.version, self.path = version, path
+        self.version, self.path, self.sources = version, path, {version: source_of(Path(path))}
         return SwapResult(version, 1.0, 1.0, 1.0)
 
     def health(self) -> Health:
-        return Health(self.version, self.pid, self.busy_with, self.path)
+        return Health(self.version, self.pid, self.busy_with, self.path, sources=self.sources)
 
 
 class MemoryStore(ObjectStore):

@@ -33,9 +33,11 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
         UnknownVersion: no cycle made it, and no move names it.
     """
     outcome = _outcome(store, version)
-    loop = Scope(cycles.project_of(outcome.cycle)).view(store) if outcome else store
-    moves = [move for move in log.backwards(loop) if version in {change.version for change in move.changes}][::-1]
-    if outcome is None and not moves:
+    own = cycles.project_of(outcome.cycle) if outcome else ""
+    # A version of the common loop may be champion of a project, too.
+    loops = [Scope(project).view(store) for project in ([own] if own else ["", *sorted(store.scope.apart)])]
+    moves = [[move for move in log.backwards(loop) if version in {c.version for c in move.changes}][::-1] for loop in loops]
+    if outcome is None and not any(moves):
         raise UnknownVersion(
             f"version {version}: no cycle of {store.uri(cycles.PREFIX)} made it, and no move of {store.uri(log.PREFIX)} names "
             "it. `tabloop history` lists the moves"
@@ -45,12 +47,19 @@ def explain(store: ObjectStore, version: str) -> Iterator[Section]:
         yield from _experiment(store, outcome)
     else:
         yield "cycle", ["none: it is a base, or a person registered it"]
-    yield "moves", [line(move) for move in moves] or ["none in the log"]
-    if beside := list(_beside(store, version, moves)):
-        yield "anchor", beside
+    for loop, named in zip(loops, moves, strict=True):
+        if named or loop is loops[0]:
+            yield from _moves(loop, version, named, "" if loop is loops[0] else f" of project {loop.scope.project}")
+
+
+def _moves(loop: ObjectStore, version: str, moves: Sequence[Move], of: str) -> Iterator[Section]:
+    """Yield a version's moves in a loop, which the titles name, its comparisons there and its state."""
+    yield f"moves{of}", [line(move) for move in moves] or ["none in the log"]
+    if beside := list(_beside(loop, version, moves)):
+        yield f"anchor{of}", beside
     if changed := [(change, move) for move in moves for change in move.changes if change.version == version]:
         change, move = changed[-1]
-        yield "state", [f"{change.after.replace('_', ' ')}, since {when(move.time)}"]
+        yield f"state{of}", [f"{change.after.replace('_', ' ')}, since {when(move.time)}"]
 
 
 def _outcome(store: ObjectStore, version: str) -> CycleOutcome | None:

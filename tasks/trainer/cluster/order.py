@@ -110,14 +110,15 @@ def templates(store: ObjectStore, cycle: str) -> set[Path]:
     return {Path(file) for file in named if file}
 
 
-def remove_others(store: ObjectStore, cycle: str) -> None:
-    """Remove the orders of other cycles: one update runs at a time, and an end that met a store that was away left them."""
-    for key in list(store.keys(PREFIX)):
-        if not key.startswith(f"{PREFIX}{cycle}-"):
-            store.delete(key)
+def others(store: ObjectStore, cycle: str) -> list[str]:
+    """Return the other cycles that left something: one update runs at a time, and their end met a store or a cluster that was
+    away."""
+    found = {key.removeprefix(PREFIX).partition("/")[0][: -DIGITS - 1] for key in store.keys(PREFIX)}
+    return sorted(found - {cycle})
 
 
-def remove(store: ObjectStore, cycle: str) -> None:
-    """Remove the orders of a cycle with what was trained: it is registered, or nobody wants it."""
+def remove(store: ObjectStore, cycle: str, *, trained_alone: bool = False) -> None:
+    """Remove what was trained by the orders of a cycle, which is registered or which nobody wants, and the orders too."""
     for key in list(store.keys(f"{PREFIX}{cycle}-")):
-        store.delete(key)
+        if not (trained_alone and key.endswith(f"/{ORDER}")):
+            store.delete(key)

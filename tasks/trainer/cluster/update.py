@@ -87,7 +87,6 @@ def train(store: ObjectStore, order: Order, file: Path, flow: Flow) -> Candidate
         TrainingFailed: a pod or the Job is lost; the message has the first lost rank's error.
     """
     template = Template(file, order.train.processes)
-    orders.remove_others(store, order.cycle)
     key, digest = orders.write(store, order)
     wanted = Wanted(loop_of(store), order.cycle, key, digest, order.train.nodes, order.train.processes)
     flow.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -22,6 +22,7 @@ from infra.model.probe import Probe
 from infra.settings import Settings
 from infra.settings.schema import Evaluate, Sampling, Serving
 from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
+from serving.engine.version_cache import SOURCE
 from serving.slots.adapters import AdapterClient
 from serving.slots.client import EngineDown, session
 from tasks.evaluation.models.base import Prompt
@@ -186,13 +187,18 @@ async def test_another_registrys_version_of_the_same_number_takes_the_place_of_t
     world: World, slots: tuple[AdapterClient, AdapterClient]
 ) -> None:
     slot, path, other = slots[0], world.adapter("50"), world.adapter("51")
+    (path / SOURCE).write_text("s3://one/50")
     await slot.swap(str(path), "50")
+    assert (await slot.health()).weights == ("50", "s3://one/50")
     assert_sampled_by(world, "50", await sample(slot, "50"))
     running = asyncio.create_task(sample(slot, "50", 120))
     await asyncio.sleep(0.2)
     (path / adapters.WEIGHTS_NAME).unlink()
     (path / adapters.WEIGHTS_NAME).write_bytes((other / adapters.WEIGHTS_NAME).read_bytes())
+    (path / SOURCE).write_text("s3://other/50")
+    assert (await slot.health()).weights == ("50", "s3://one/50")
     await slot.swap(str(path), "50")
+    assert (await slot.health()).weights == ("50", "s3://other/50")
     assert_sampled_by(world, "50", await running)  # by the first one, which goes after its last request
     world.whole["50"] = world.whole["51"]
     assert_sampled_by(world, "50", await sample(slot, "50"))

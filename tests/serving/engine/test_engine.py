@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from infra.model.batches import Batch
 from infra.model.fim import Renderer
 from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
+from serving.engine.version_cache import SOURCE
 from serving.slots.client import EngineClient, EngineDown, session
 from tests.serving import fakes, processes, tiny_models
 
@@ -77,6 +78,8 @@ FAMILIES: dict[str, Any] = {
 def running_engine(directory: Path, family: str = "qwen2", **changes: Any) -> Iterator[RunningEngine]:
     """Start an engine with version 1 of two random models of an architecture."""
     models = {v: tiny_models.write_model(directory / v, int(v), family=family, **changes) for v in ("1", "2")}
+    for version, model in models.items():
+        (model / SOURCE).write_text(f"s3://bucket/{version}")
     url, log, metrics = processes.free_url(), directory / "log", directory / "metrics"
     metrics.mkdir()
     variables = {
@@ -161,9 +164,11 @@ async def test_logprobs_are_exact_after_a_swap_with_a_warm_cache(engine: Running
 async def test_a_version_that_the_engine_holds_is_not_loaded_again(engine: RunningEngine, client: EngineClient) -> None:
     """Each replica of the app asks for it; another load would pause everybody's completions and empty the prefix cache."""
     path = str(engine.models["2"])
+    assert (await client.health()).weights == ("1", "s3://bucket/1")
     first, second = await asyncio.gather(client.swap(path, "2"), client.swap(path, "2"))
     assert first.version == second.version == "2"
     assert min(first.stage_ms, second.stage_ms) == 0 < max(first.stage_ms, second.stage_ms)
+    assert (await client.health()).weights == ("2", "s3://bucket/2")
     assert (await sample(client, version="2"))[-1].spans == (("2", 0, 24),)
 
 

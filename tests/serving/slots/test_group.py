@@ -147,6 +147,20 @@ async def test_a_new_version_is_loaded_by_all_and_the_one_that_refuses_it_takes_
     assert (await three.sample(5, "2")) in (three.engines[0], three.engines[2]), "a late request for the old version harms none"
 
 
+async def test_a_version_that_most_engines_lack_is_not_served_by_the_one_that_has_it(three: Engines) -> None:
+    three.engines[0].refused_version = three.engines[1].refused_version = "2"
+    await three.group.fetch("2", "s3://bucket/2", "")
+    with pytest.raises(SwapRefused, match=r"1 of 3 engines serve version 2, expected at least half: .*does not fit"):
+        await three.group.swap("", "2")
+    assert (await three.group.health()).version == "0", "it goes on with the version before"
+    used = [await three.sample(start, "0") for start in range(30)]
+    assert three.engines[2] not in used and three.group.behind
+    three.engines[0].refused_version = ""
+    await three.group.fetch("2", "s3://bucket/2", "")
+    await three.group.swap("", "2")
+    assert (await three.group.health()).version == "2" and three.engines[2].swaps == ["2"]
+
+
 async def test_a_version_that_another_replica_loaded_is_verified_and_served(three: Engines) -> None:
     for engine in three.engines:
         engine.version = "2"

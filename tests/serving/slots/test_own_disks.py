@@ -12,10 +12,11 @@ from infra.settings.schema import Serving
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import SwapRefused
 from serving.engine.version_cache import VersionCache
-from serving.slots.client import EngineDown
+from serving.slots.client import EngineClient, EngineDown
+from serving.slots.group import EngineGroup
 from tasks.versions import shipped
 from tasks.versions.shipped import ParentCopy
-from tests.serving.fakes import House
+from tests.serving.fakes import ENGINE_TOKEN, House
 
 
 @pytest.fixture
@@ -86,6 +87,51 @@ async def test_on_one_disk_nothing_is_downloaded_twice(tmp_path: Path, tokenizer
         house.registry.aliases = {"champion": "1"}
         await house.follow()
         assert house.engines[house.arms.champion or 0].path == str(tmp_path / "state/versions/1")
+
+
+async def test_weights_of_another_registry_are_noticed_though_the_other_slot_fetched_the_new_ones(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    house = House(tmp_path, tokenizer)
+    for slot, engine in enumerate(house.engines):
+        engine.checkpoints = Checkpoints.of_slot(tmp_path / "state", slot, lambda: pytest.fail("it asks the store"))
+    async with house:
+        house.add_version("1")
+        house.registry.aliases = {"champion": "1"}
+        await house.follow()
+        first = house.arms.slots[house.arms.champion or 0]
+        house.engines[first.index].up = False
+        house.registry.sources["1"] = house.store.add_version("another")
+        await house.follow()
+        assert house.arms.champion == 1 - first.index
+        house.engines[first.index].up = True
+        await house.follow()
+        assert not first.up and "not verified: version 1 comes from s3://bucket/checkpoints/v1" in first.state
+        house.registry.sources["1"] = "s3://bucket/checkpoints/v1"
+        await house.follow()
+        assert first.up, "it holds what the registry names"
+        house.engines[first.index].sources = {"1": "s3://bucket/checkpoints/another"}  # loaded by another replica of the app
+        await house.follow()
+        assert not first.up
+
+
+async def test_a_group_loads_another_registrys_version_of_the_same_number(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    house = House(tmp_path, tokenizer)
+    async with house:
+        for slot, engine in enumerate(house.engines):
+            engine.checkpoints = Checkpoints.of_slot(tmp_path / f"machine-{slot}", slot, lambda: house.store)
+        house.add_version("1")
+        urls = [engine.url for engine in house.engines]
+        group = EngineGroup(lambda url, host: EngineClient(house.http, url, ENGINE_TOKEN, host), urls)
+        house.arms.slots[0].engine = group
+        for source in (house.registry.sources["1"], house.store.add_version("another")):
+            await group.health()
+            await group.fetch("1", source, "")
+            await group.swap("", "1")
+            assert (await group.health()).weights == ("1", source) and not group.behind
+        house.engines[0].sources = {"1": house.registry.sources["1"]}
+        assert (await group.health()).weights == ("1", source) and group.behind
+        assert group.problem == f"{urls[0]}: holds version 1, the others 1 of {source}"
 
 
 def test_an_engines_own_disk_keeps_a_few_versions(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -1,10 +1,12 @@
 """A registry that answers later than a step waits for it."""
 
 import gc
+import threading
 
 import pytest
 
 from serving.slots.arms import Slot
+from serving.slots.version_source import VersionSource
 from tests.serving.fakes import House, experiment
 from tests.serving.helpers import run_experiment, until
 
@@ -67,6 +69,37 @@ async def test_a_registry_that_goes_away_does_not_lift_its_denial(house: House, 
     for _ in range(2):
         await house.follower.step()
         assert not slot.up
+
+
+async def test_a_denial_while_a_load_is_cancelled_holds_at_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = house.arms.slots[1 - (await _serve_version_1(house)).index]
+    for version in ("2", "3"):
+        house.add_version(version)
+    house.registry.aliases = {"champion": "1", "challenger": "2"}
+    await house.follow()
+    answers, check = threading.Event(), VersionSource.check
+
+    def check_late(source: VersionSource, *weights: str) -> bool:
+        assert answers.wait(20)
+        return check(source, *weights)
+
+    monkeypatch.setattr(VersionSource, "check", check_late)
+    monkeypatch.setattr(WAIT, 0.05)
+    house.registry.sources["2"], slot.verified = house.store.add_version("another"), (None, None)
+    await house.follower.step()
+    assert slot.up, "the cache's word counts"
+    monkeypatch.setattr(WAIT, 20.0)
+    slot.in_flight += 1
+    house.registry.aliases = {"champion": "3"}
+    await house.follower.step()
+    await until(lambda: not slot.up)  # the load waits for the completion
+    answers.set()
+    await until(lambda: not house.follower._checks)
+    house.registry.aliases = {"champion": "1"}
+    await house.follower.step()
+    load = house.follower._locks[slot.index]
+    await until(lambda: not load.locked())
+    assert not slot.up and slot.state.startswith("not verified: version 2 comes from ")
 
 
 async def test_an_answer_after_a_failed_smoke_test_is_taken(

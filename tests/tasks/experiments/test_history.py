@@ -8,7 +8,8 @@ import pytest
 
 from infra import cli as command
 from infra.records import Change, CycleOutcome, Decision, Look, Manifest, Move, ObjectReference, RewardTotals, Stage, Verdict
-from infra.storage import looks
+from infra.storage import looks, moves
+from infra.storage.scope import Scope
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.moves import manual, release
@@ -98,6 +99,16 @@ def test_a_base_has_moves_and_no_cycle_and_an_unknown_version_is_an_error(store:
     assert sections["state"] == ["champion, since 2027-01-15 08:02:00 UTC"]
     with pytest.raises(UnknownVersion, match=r"version 9: no cycle .*`tabloop history`"):
         dict(explain(store, "9"))
+
+
+def test_a_common_version_is_explained_with_its_moves_in_the_loops_of_projects(store: MemoryStore) -> None:
+    web, newest = Scope("web").view(store), next(moves.backwards(store))
+    assert moves.append(web, newest.model_copy(update={"number": 1, "reason": "web went back"}))
+    seen_by_all = Scope(apart=frozenset({"shop", "web"})).view(store)
+    sections = dict(explain(seen_by_all, "1"))
+    assert list(sections) == ["cycle", "moves", "state", "moves of project web", "state of project web"]
+    assert "web went back" in sections["moves of project web"][0] and sections["moves"] == dict(explain(store, "1"))["moves"]
+    assert dict(explain(seen_by_all, "2"))["state of project web"] == ["rolled back, since 2027-01-15 08:02:00 UTC"]
 
 
 def test_a_version_of_an_earlier_release_is_explained_without_moves() -> None:

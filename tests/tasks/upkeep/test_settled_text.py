@@ -101,7 +101,7 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     failed = dict.fromkeys(accounting.samples["id"].head(1), "logprobs_are_finite")  # a row of the first user
     rows = samples.records(store, collected.plan.partitions, accounting.samples_of(failed))
     written = quarantine.write(store, CYCLE, quarantine.rows(accounting, failed, collected.malformed, rows))
-    evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, pages(validation), time.time()))
+    evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, pages(validation)))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
     chosen = context_lines.with_context_lines(store, collected.plan.partitions, accounting.samples)
     chosen = samples.with_settled_tokens(chosen, tokens)

@@ -13,6 +13,7 @@ from tasks.validation import quarantine
 from tasks.validation.batch import BatchStats, Bounds, batch_stats, bounds
 from tasks.validation.drift import LEAST_CYCLES, earlier, merged, profile, rate_range
 from tasks.validation.pages import pages as pages_of
+from tasks.validation.quarantine import ValidationEvidence
 from tasks.validation.suite import BatchRefused, Validation, validate
 from tests.tasks.labels.test_accounting import account, account_with_samples
 from tests.tasks.made import NOW, MemoryStore, completion, feedback, sample
@@ -202,21 +203,27 @@ def test_quarantined_requests_are_written_once_with_reason_and_without_secrets()
 
 def test_two_validations_at_once_keep_their_own_pages_and_those_of_earlier_code_keep_their_names() -> None:
     store = MemoryStore()
-    first, second = (quarantine.write_docs(store, "cycle-000001", {"samples": page}, NOW) for page in ("<p>1</p>", "<p>2</p>"))
+    first, second = (quarantine.write_docs(store, "cycle-000001", {"samples": page}) for page in ("<p>1</p>", "<p>2</p>"))
     assert [store.get(key) for key in (*first, *second)] == [b"<p>1</p>", b"<p>2</p>"]
-    assert quarantine.write_docs(store, "cycle-000001", {"samples": "<p>1</p>"}, NOW) == first, "the same page is the same object"
+    assert quarantine.write_docs(store, "cycle-000001", {"samples": "<p>1</p>"}) == first, "the same page is the same object"
     earlier = "cycles/cycle-000001/docs/samples.html"
     assert {cycles.docs_name(key) for key in (*first, *second, earlier)} == {"samples.html"}
 
 
-def test_pages_of_a_batch_that_is_refused_again_and_again_do_not_pile_up() -> None:
-    store, day = MemoryStore(), 86_400.0
-    written: list[str] = []
-    for hour in range(0, 73, 12):
+def test_rows_and_pages_of_a_batch_that_is_refused_again_and_again_do_not_pile_up() -> None:
+    store, day, cycle = MemoryStore(), 86_400.0, "cycle-000001"
+
+    def validated(hour: int) -> ValidationEvidence:
         store.now = NOW + hour * 3600.0
-        written += quarantine.write_docs(store, "cycle-000001", {"samples": f"<p>{hour}</p>", "batch": "<p>same</p>"}, store.now)
-    kept = {key for key in written[::2] if store.exists(key)}
-    assert kept == set(written[-6::2]) and store.exists(written[-1]), "those of the last day, and the page of this run"
-    store.put(cycles.key("cycle-000001", cycles.MANIFEST), b"{}")
-    quarantine.write_docs(store, "cycle-000001", {"samples": "<p>other</p>"}, store.now + 9 * day)
+        row = Quarantined(completion_id=f"torn-{hour}", project="p", user="u", time=NOW, reason="malformed", row="{}")
+        docs = quarantine.write_docs(store, cycle, {"samples": f"<p>{hour}</p>", "batch": "<p>same</p>"})
+        evidence = ValidationEvidence(quarantine.write(store, cycle, [row]), docs)
+        quarantine.remove_replaced(store, cycle, evidence, store.now)
+        return evidence
+
+    written = [validated(hour) for hour in range(0, 73, 12)]
+    kept = {key for evidence in written[-3:] for key in evidence.keys}
+    assert set(store.keys("")) == kept, "those of the last day, and the page of this run"
+    store.put(cycles.key(cycle, cycles.MANIFEST), b"{}")
+    quarantine.remove_replaced(store, cycle, ValidationEvidence(), store.now + 9 * day)
     assert all(store.exists(key) for key in kept), "a manifest may name them"

@@ -31,7 +31,7 @@ def test_the_run_names_the_data_set_and_holds_the_reports(tmp_path: Path, monkey
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     settings = Settings(registry=Registry().model_copy(update={"uri": f"sqlite:///{tmp_path}/mlflow.db"}))
     store = MemoryStore()
-    docs = quarantine.write_docs(store, "cycle-000001", {"samples": "<html>rows</html>", "batch": "<html>batch</html>"}, NOW)
+    docs = quarantine.write_docs(store, "cycle-000001", {"samples": "<html>rows</html>", "batch": "<html>batch</html>"})
     fields = FIELDS | {
         "docs": docs,
         "code": "0.1.0+test",
