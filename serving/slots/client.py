@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -203,7 +203,8 @@ class EngineClient:
                     raise SwapRefused(await _error(response))
                 if response.status != 200:
                     raise EngineDown(f"{self.url}{path}: HTTP {response.status}: {await _error(response)}")
-                return kind(**await response.json())
+                named = {field.name for field in fields(kind)}  # an engine of a newer release may say more
+                return kind(**{name: value for name, value in dict(await response.json()).items() if name in named})
         except SwapRefused:
             raise
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError) as error:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from infra.registry.client import Aliases
+from serving.engine.protocol import Health
 from serving.engine.version_cache import VersionCache
 from tests.serving.fakes import FakeEngine, House, experiment
 from tests.serving.helpers import run_experiment, until
@@ -211,6 +213,22 @@ async def test_a_restarted_engine_gets_its_version_before_traffic(house: House) 
     await house.follow()
     assert engine.version == "0" or engine.swaps[-1] == "1"
     assert await _serving_version(house) == "1"
+
+
+@dataclass(frozen=True)
+class NewerHealth(Health):
+    """The state of an engine of a later release."""
+
+    temperature_celsius: float = 60.0
+
+
+async def test_an_engine_of_a_newer_release_that_says_more_takes_traffic(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    await _serve_version_1(house)
+    engine = house.engines[house.number("champion")]
+    monkeypatch.setattr(engine, "health", lambda: NewerHealth("1", 2, 0))
+    await house.follow()
+    slot = house.arms.slots[house.number("champion")]
+    assert slot.up and slot.pid == 2, slot.state
 
 
 @pytest.mark.parametrize(
