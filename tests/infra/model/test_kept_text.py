@@ -99,3 +99,33 @@ def test_kept_is_the_common_weight_of_the_tokens_within_reach(shown: str, settle
 @given(CODE.map("".join), st.text(" \n\t", min_size=1, max_size=9))
 def test_what_stands_there_is_kept_in_whole(shown: str, blanks: str) -> None:
     assert kept_characters(shown, shown + blanks + "more") == (len(shown) if shown.strip() else 0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "settled", "kept"),
+    [
+        ("foo(bar)", "foo(bar)", 8),
+        ("foo(bar)", "x = foo(bar) + 1", 8),
+        ("foo(bar)", "foo(baz)", 5),
+        ("foo(bar)", "", 0),
+        ("foo(bar)", "other", 0),
+        ("a b", "b a", 1),
+        ("  ", "x", 0),
+    ],
+)
+def test_what_is_kept_of_a_completion(shown: str, settled: str, kept: int) -> None:
+    assert kept_characters(shown, settled) == kept
+
+
+words = st.lists(st.sampled_from(["a", "bb", "ccc", "("]), max_size=7)
+
+
+@given(words, words)
+def test_the_common_weight_is_the_largest(one: list[str], other: list[str]) -> None:
+    def slow(i: int, j: int) -> int:
+        if i == len(one) or j == len(other):
+            return 0
+        taken = slow(i + 1, j + 1) + len(one[i]) if one[i] == other[j] else 0
+        return max(taken, slow(i + 1, j), slow(i, j + 1))
+
+    assert common_weight(one, other) == slow(0, 0)

@@ -33,6 +33,19 @@ async def apart(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[House]:
         yield house
 
 
+@pytest.fixture
+async def shared(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[House]:
+    """An app and two engines on one disk, whose engines ask no store."""
+    house = House(tmp_path, tokenizer)
+    for slot, engine in enumerate(house.engines):
+        engine.checkpoints = Checkpoints.of_slot(tmp_path / "state", slot, lambda: pytest.fail("it asks the store"))
+    async with house:
+        house.add_version("1")
+        house.registry.aliases = {"champion": "1"}
+        await house.follow()
+        yield house
+
+
 def disk(house: House, slot: int) -> Path:
     return house.directory.parent / f"machine-{slot}"
 
@@ -78,41 +91,27 @@ async def test_a_store_that_is_away_is_tried_again_and_another_bucket_is_refused
             await engine.fetch(version, source, "")
 
 
-async def test_on_one_disk_nothing_is_downloaded_twice(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    house = House(tmp_path, tokenizer)
-    for slot, engine in enumerate(house.engines):
-        engine.checkpoints = Checkpoints.of_slot(tmp_path / "state", slot, lambda: pytest.fail("it asks the store"))
-    async with house:
-        house.add_version("1")
-        house.registry.aliases = {"champion": "1"}
-        await house.follow()
-        assert house.engines[house.arms.champion or 0].path == str(tmp_path / "state/versions/1")
+async def test_on_one_disk_nothing_is_downloaded_twice(shared: House, tmp_path: Path) -> None:
+    assert shared.engines[shared.arms.champion or 0].path == str(tmp_path / "state/versions/1")
 
 
 async def test_weights_of_another_registry_are_noticed_though_the_other_slot_fetched_the_new_ones(
-    tmp_path: Path, tokenizer: Tokenizer
+    shared: House,
 ) -> None:
-    house = House(tmp_path, tokenizer)
-    for slot, engine in enumerate(house.engines):
-        engine.checkpoints = Checkpoints.of_slot(tmp_path / "state", slot, lambda: pytest.fail("it asks the store"))
-    async with house:
-        house.add_version("1")
-        house.registry.aliases = {"champion": "1"}
-        await house.follow()
-        first = house.arms.slots[house.arms.champion or 0]
-        house.engines[first.index].up = False
-        house.registry.sources["1"] = house.store.add_version("another")
-        await house.follow()
-        assert house.arms.champion == 1 - first.index
-        house.engines[first.index].up = True
-        await house.follow()
-        assert not first.up and "not verified: version 1 comes from s3://bucket/checkpoints/v1" in first.state
-        house.registry.sources["1"] = "s3://bucket/checkpoints/v1"
-        await house.follow()
-        assert first.up, "it holds what the registry names"
-        house.engines[first.index].sources = {"1": "s3://bucket/checkpoints/another"}  # loaded by another replica of the app
-        await house.follow()
-        assert not first.up
+    first = shared.arms.slots[shared.arms.champion or 0]
+    shared.engines[first.index].up = False
+    shared.registry.sources["1"] = shared.store.add_version("another")
+    await shared.follow()
+    assert shared.arms.champion == 1 - first.index
+    shared.engines[first.index].up = True
+    await shared.follow()
+    assert not first.up and "not verified: version 1 comes from s3://bucket/checkpoints/v1" in first.state
+    shared.registry.sources["1"] = "s3://bucket/checkpoints/v1"
+    await shared.follow()
+    assert first.up, "it holds what the registry names"
+    shared.engines[first.index].sources = {"1": "s3://bucket/checkpoints/another"}  # loaded by another replica of the app
+    await shared.follow()
+    assert not first.up
 
 
 async def test_a_group_loads_another_registrys_version_of_the_same_number(tmp_path: Path, tokenizer: Tokenizer) -> None:

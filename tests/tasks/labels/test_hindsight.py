@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from infra.model.fim import END as END_TOKEN
 from infra.model.fim import Renderer
-from infra.model.kept_text import common_weight, kept_characters
 from infra.records import Completion, Feedback, Sample
 from infra.settings import ROOT, Settings
 from infra.settings.schema import Collect, Hindsight
@@ -163,36 +162,6 @@ def test_brackets_that_the_editor_closed_end_the_place() -> None:
     within = asked(prefix=BEGIN + "call(", suffix=")" + END)
     assert text_of(within, behind(text="call(a, (b))")) == ("a, (b)", True, "")
     assert text_of(within, behind(text="call(a) + 1")) == (None, None, "suffix_changed")
-
-
-@pytest.mark.parametrize(
-    ("shown", "settled", "kept"),
-    [
-        ("foo(bar)", "foo(bar)", 8),
-        ("foo(bar)", "x = foo(bar) + 1", 8),
-        ("foo(bar)", "foo(baz)", 5),
-        ("foo(bar)", "", 0),
-        ("foo(bar)", "other", 0),
-        ("a b", "b a", 1),
-        ("  ", "x", 0),
-    ],
-)
-def test_what_is_kept_of_a_completion(shown: str, settled: str, kept: int) -> None:
-    assert kept_characters(shown, settled) == kept
-
-
-words = st.lists(st.sampled_from(["a", "bb", "ccc", "("]), max_size=7)
-
-
-@given(words, words)
-def test_the_common_weight_is_the_largest(one: list[str], other: list[str]) -> None:
-    def slow(i: int, j: int) -> int:
-        if i == len(one) or j == len(other):
-            return 0
-        taken = slow(i + 1, j + 1) + len(one[i]) if one[i] == other[j] else 0
-        return max(taken, slow(i + 1, j), slow(i, j + 1))
-
-    assert common_weight(one, other) == slow(0, 0)
 
 
 def here(**fields: Any) -> Feedback:
