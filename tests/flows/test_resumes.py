@@ -8,6 +8,7 @@ from prefect.exceptions import TerminationSignal
 
 from flows.cycle import cycle
 from infra import settings as settings_
+from infra.records import CycleOutcome
 from infra.storage.store import AlreadyExists
 from tasks.labels import collect as collecting
 from tasks.labels.collect import Collected
@@ -17,6 +18,13 @@ from tests.flows.test_cycle import outcome
 from tests.tasks.made import Killed
 
 pytestmark = pytest.mark.stack
+
+
+def ended() -> CycleOutcome:
+    """Run the flow to the end of a cycle."""
+    result = cycle()
+    assert isinstance(result, CycleOutcome)
+    return result
 
 
 def test_of_two_runs_at_once_one_seals_the_window(labelled: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +48,7 @@ def test_a_run_whose_store_goes_away_behind_the_manifest_goes_on_with_it(
     labelled: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labelled.lose_answer(monkeypatch, "manifest.json")
-    result = cycle()
+    result = ended()
     assert (result.cycle, result.result) == ("cycle-000001", "registered") and len(labelled.trained_on) == 1
 
 
@@ -50,7 +58,7 @@ def test_a_killed_cycle_is_completed_with_the_same_samples(labelled: World) -> N
         cycle()
     labelled.training = None
     labelled.store.objects.pop("events/feedback/date=2027-01-15/hour=08/a.parquet")
-    result = cycle()
+    result = ended()
     assert (result.cycle, result.result) == ("cycle-000001", "registered")
     assert len(labelled.trained_on) == 2
     assert len(set(labelled.trained_on)) == 1
@@ -91,7 +99,7 @@ def test_a_cycle_killed_once_its_test_is_open_ends_without_another_update(
         labelled.reject("no win")
         labelled.registry.versions["3"] = {"parent": "1"}
         labelled.registry.aliases["champion"] = "3"
-    result = cycle()
+    result = ended()
     assert (result.result, result.version, result.experiment) == ("registered", "2", "cycle-000001-version-2")
     assert len(labelled.trained_on) == 1 and outcome(labelled) == result
 
@@ -106,7 +114,7 @@ def test_a_killed_cycle_is_abandoned_if_the_champion_changed(labelled: World) ->
         (folder / name).write_text("text of a user")
     labelled.registry.versions["2"] = {"parent": "1"}
     labelled.registry.aliases["champion"] = "2"
-    assert cycle().result == "abandoned"
+    assert ended().result == "abandoned"
     assert [left.name for left in folder.iterdir()] == ["trainer.log"], "it says why an update failed"
 
 
@@ -120,7 +128,7 @@ def test_a_run_that_is_stopped_uses_up_no_resume(labelled: World) -> None:
     finally:
         signal.signal(signal.SIGTERM, handler)
     labelled.training = None
-    assert cycle().result == "registered"
+    assert ended().result == "registered"
 
 
 def test_runs_that_fail_behind_the_update_count_anew(labelled: World) -> None:
@@ -132,7 +140,7 @@ def test_runs_that_fail_behind_the_update_count_anew(labelled: World) -> None:
     for _ in range(1 + MAX_RESUMES):
         with pytest.raises(ValueError, match="no scores"):
             cycle()
-    assert cycle().result == "abandoned"
+    assert ended().result == "abandoned"
 
 
 def test_a_cycle_that_fails_in_every_resumed_run_is_abandoned(labelled: World) -> None:
@@ -140,8 +148,8 @@ def test_a_cycle_that_fails_in_every_resumed_run_is_abandoned(labelled: World) -
     for _ in range(1 + MAX_RESUMES):
         with pytest.raises(ValueError, match="broken"):
             cycle()
-    assert cycle().result == "abandoned"
+    assert ended().result == "abandoned"
     reason = f"abandoned: failed, then failed in each of {MAX_RESUMES} runs that resumed it"
     assert labelled.logged == [("cycle-000001", False, reason)]
     labelled.training = None
-    assert cycle().cycle == "cycle-000002", "its labels are in the next window"
+    assert ended().cycle == "cycle-000002", "its labels are in the next window"
