@@ -210,8 +210,9 @@ def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_ou
     """
     hidden = {(one.name, place.id) for one in held_out for place in one.scored if place.user or one.folder != FOLDER}
 
-    def rows(scores: Sequence[PositionScore]) -> list[dict[str, Any]]:
-        return [asdict(replace(s, completion="", truth="") if (s.set, s.id) in hidden else s) for s in scores]
+    def row(score: PositionScore) -> dict[str, Any]:  # asdict copies each value
+        shown = {"completion": "", "truth": ""} if (score.set, score.id) in hidden else {}
+        return vars(score) | shown | {"measured": vars(score.measured) if score.measured else None}
 
     return {
         **asdict(result),
@@ -229,6 +230,6 @@ def record(result: Evaluation, scored: ScoredModels, settings: Settings, held_ou
             for one in held_out
         ],
         "weights": dict(scored.weights),
-        "positions": rows(scored.scores[CANDIDATE].by_position),
-        "champion_positions": rows(scored.scores[CHAMPION].by_position),
+        "positions": [row(score) for score in scored.scores[CANDIDATE].by_position],
+        "champion_positions": [row(score) for score in scored.scores[CHAMPION].by_position],
     }

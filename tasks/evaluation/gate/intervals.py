@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Estimate:
 
 def estimates(measured: Sequence[Measured], files: Sequence[str]) -> dict[str, Estimate]:
     """Return the mean of each metric that applies at any place, by name, with its interval."""
-    rows = [asdict(one) for one in measured]
+    rows = [vars(one) for one in measured]
     columns = {}
     for name in NAMES:
         # At places where nothing should be written, only silence counts.
