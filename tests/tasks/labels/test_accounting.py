@@ -110,7 +110,7 @@ def test_an_unaccounted_request_is_an_error() -> None:
         _ = replace(account([completion()]), counts=WindowCounts(2)).buckets
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(histories, st.integers(0, 3), st.integers(1, 4), st.floats(0.1, 1), st.floats(NOW, NOW + 90))
 def test_the_buckets_always_add_up(history, repeated: int, max_samples: int, share: float, until: float) -> None:
     completions, events = history

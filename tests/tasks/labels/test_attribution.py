@@ -245,7 +245,7 @@ histories = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(histories, st.randoms(use_true_random=False), st.data())
 def test_labels_do_not_depend_on_order_or_repeated_delivery(history, random, data) -> None:
     completions, events = history
@@ -260,7 +260,7 @@ def test_labels_do_not_depend_on_order_or_repeated_delivery(history, random, dat
     assert result.duplicates == len(redelivered_completions) - len(completions)
 
 
-@settings(max_examples=200)
+@settings(max_examples=130)
 @given(histories)
 def test_outcomes_agree_with_the_reference(history) -> None:
     completions, events = history

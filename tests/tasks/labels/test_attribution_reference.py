@@ -153,7 +153,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
     return completions, draw(st.permutations(events))
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(histories())
 def test_labels_agree_with_the_reference_in_all_fields(history: tuple[list[Completion], list[Feedback]]) -> None:
     completions, events = history

@@ -461,7 +461,7 @@ def joined(served: list[Completion], sent: list[Feedback], seed: int, objects: i
     return found.classified.to_dicts(), len(plan.partitions)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sessions(), st.integers(0, 50), st.integers(1, 3))
 def test_the_same_labels_for_any_partition_order_and_delivery(history, seed: int, objects: int) -> None:
     served, sent = history

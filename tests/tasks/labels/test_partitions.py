@@ -103,7 +103,7 @@ def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     return plan, [labelled.to_dicts(), orphans, accounting.buckets["trained"], body, buckets, register.rows()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(histories(), st.integers(0, 99), st.integers(1, 4))
 def test_hourly_partitions_give_the_same_result_as_one_and_as_the_reference(history, seed: int, objects: int) -> None:
     completions, events = history
