@@ -25,6 +25,8 @@ HEAVY = ("torch", "pydantic", "prefect", "mlflow", "boto3", "polars", "vllm", "h
 """Packages that would make the help slow."""
 HELP_SECONDS = 0.3
 """Most CPU time of `tabloop --help`."""
+GROUP: Any = typer.main.get_command(cli.app)
+"""The command with those in it."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +63,7 @@ def test_the_help_imports_no_heavy_package() -> None:
 
 
 def names() -> list[str]:
-    group = typer.main.get_command(cli.app)
-    return sorted(getattr(group, "commands", {}))
+    return sorted(GROUP.commands)
 
 
 @pytest.mark.parametrize("name", names())
@@ -139,9 +140,9 @@ def test_an_option_before_an_inner_command_that_does_not_read_it_is_refused(
     assert f"{option[0]} stands before `capacity`, which does not read it" in capsys.readouterr().err
 
 
-def all_commands(group: Any = None, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def all_commands(group: Any = GROUP, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the words of every command, those of inner groups too."""
-    for name, each in getattr(group or typer.main.get_command(cli.app), "commands", {}).items():
+    for name, each in group.commands.items():
         inner = list(all_commands(each, (*before, name))) if getattr(each, "commands", None) else []
         yield from inner or [(*before, name)]
 
@@ -180,7 +181,7 @@ def test_a_misspelt_setting_is_named_with_the_right_one_by_every_command(
 def numbers() -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield every command with each of its options that takes a number."""
     for command in all_commands():
-        each: Any = typer.main.get_command(cli.app)
+        each = GROUP
         for name in command:
             each = each.commands[name]
         for option in each.params:
