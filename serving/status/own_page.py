@@ -21,6 +21,7 @@ PATH = "/me"
 UNKNOWN = Standing("unknown", "the object store does not answer, so it is not known whether you asked to be forgotten")
 PLACEHOLDER = "TOKEN"
 """Stands in the configurations where the browser has a session and no token."""
+SCHEMES = ("http", "https")
 ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
@@ -41,11 +42,17 @@ def add_own_page(app: DocumentedApp, gateway: Gateway) -> None:
             return PlainTextResponse(text, 401, headers | {"WWW-Authenticate": 'Basic realm="tabloop developer"'})
         caller = gateway.access.caller(request.headers, credential, None, "")
         token = gateway.access.token_of(request.headers) or PLACEHOLDER
-        address = str(request.base_url).rstrip("/")
+        address = _address(request)
         now = gateway.clock()
         page = own_page(gateway, credential, caller, address, token, now)
         asked = await _standing(gateway, caller.user, now)
         return HTMLResponse(template.render(page=page, forgetting=asked), headers=headers)
+
+
+def _address(request: Request) -> str:
+    """Return the address by which the browser came; a proxy that ends TLS names the scheme."""
+    named = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
+    return str(request.base_url.replace(scheme=named if named in SCHEMES else request.base_url.scheme)).rstrip("/")
 
 
 async def _standing(gateway: Gateway, user: str, now: float) -> Standing:

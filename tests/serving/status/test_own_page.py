@@ -80,6 +80,15 @@ async def test_the_configurations_have_the_token_and_the_address_that_reached_th
     assert "This token is no one person" in await shown(team, EDITOR)
 
 
+@pytest.mark.parametrize(
+    ("forwarded", "scheme"), [("https", "https"), ("HTTPS, http", "https"), ("http", "http"), ("ftp", "http"), ("", "http")]
+)
+async def test_behind_a_proxy_that_ends_tls_the_configurations_have_its_scheme(team: House, forwarded: str, scheme: str) -> None:
+    headers = basic_auth(ADA) | {"X-Forwarded-Proto": forwarded}
+    page = (await team.client.get(f"{team.urls[0]}/me", headers=headers)).text
+    assert f"apiBase: {scheme}{team.urls[0].removeprefix('http')}/v1" in page
+
+
 @pytest.mark.parametrize("headers", [{}, basic_auth("wrong"), {"Authorization": "Bearer wrong"}])
 async def test_without_a_valid_token_the_browser_asks_for_one(team: House, headers: dict[str, str]) -> None:
     answer = await team.client.get(f"{team.urls[0]}/me", headers=headers)
