@@ -398,6 +398,8 @@ def test_the_shipped_template_makes_a_job_that_a_restricted_namespace_takes() ->
 def test_a_job_is_found_by_a_name_that_another_order_or_template_does_not_have(tmp_path: Path) -> None:
     name = shipped_job()["metadata"]["name"]
     assert shipped_job()["metadata"]["name"] == name and len(f"{name}-15") < 63
+    of_project = shipped_job(cycle=f"{'web' * 6}-q-cycle-000012")["metadata"]["name"]  # the longest name of a project
+    assert re.fullmatch(r"tabloop-train-(web){4}-q-cycle-000012-[0-9a-f]{10}", of_project) and len(of_project) <= 52
     assert len({name, *(shipped_job(**{k: v})["metadata"]["name"] for k, v in (("sha256", "c"), ("loop", "d")))}) == 3
     (tmp_path / "job.json").write_text(SHIPPED.read_text().replace("tabloop-trainer:0.2.0", "tabloop-trainer:0.2.1"))
     assert Template(tmp_path / "job.json", 8).name(WANTED) != name
