@@ -126,4 +126,6 @@ def _end_jobs(context: Context, cycle: str) -> None:
     order.remove(context.store, cycle, trained_alone=bool(errors))
     if errors:
         ends = f"`kubectl delete job -l {update.labels_of(context.store, cycle)}` in their namespace ends them"
-        raise RuntimeError(f"Jobs of {cycle} may hold their GPUs: {'; '.join(errors)}. {ends}")
+        orders = f"{context.store.uri(order.PREFIX)} --exclude '*' --include '{cycle}-*'"
+        then = f"then `aws s3 rm --recursive {orders}` ends this warning"
+        raise RuntimeError(f"Jobs of {cycle} may hold their GPUs: {'; '.join(errors)}. {ends}; {then}")

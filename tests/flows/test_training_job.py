@@ -19,7 +19,7 @@ from tasks.steps.context import Context
 from tasks.trainer.cluster import update
 from tasks.trainer.cluster.api import ClusterRefused
 from tasks.trainer.cluster.order import Order, Stored
-from tasks.trainer.cluster.template import WrongTemplate
+from tasks.trainer.cluster.template import Template, WrongTemplate
 from tasks.trainer.run import PlaceLost, TrainingFailed
 from tests.tasks.made import MemoryRegistry, MemoryStore
 
@@ -103,6 +103,17 @@ def test_a_template_that_is_gone_leaves_no_job_of_another_and_keeps_the_order(mo
     gone.clear()
     discarding("cycle-000013")
     assert ended == ["b.json"] * 2 + ["a.json", "b.json"] and not store.exists(order)
+
+
+def test_a_template_that_is_gone_for_ever_is_a_warning_that_a_person_can_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    store.put_json("training/cycle-000012-0123456789/order.json", {"train": {"job": "gone.json"}})
+    context = Context(Settings(), store, MemoryRegistry(v1={}).client, time.time)
+    monkeypatch.setattr(update, "end", lambda *_: Template(Path("gone.json"), 1))
+    with pytest.raises(
+        RuntimeError, match=r"gone\.json.*`kubectl delete job -l .*; then `aws s3 rm .*training/ .*'cycle-000012-\*'`"
+    ):
+        training_job._end_jobs(context, "cycle-000012")
 
 
 @pytest.mark.usefixtures("prefect")
