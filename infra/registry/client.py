@@ -9,6 +9,8 @@ A project with a champion of its own has aliases and tags of its own in the same
 version may be the common champion too.
 """
 
+import base64
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +50,10 @@ MOST_NAMED = 10
 """Versions that an error lists."""
 PAGE = 200
 """Versions per request."""
-MOST_DESCRIPTION = 5000
-"""Characters of a description that MLflow stores."""
+MOST_DESCRIPTION = MOST_TAG = 5000
+"""Characters of a description, and of a tag, that MLflow stores on PostgreSQL."""
+PACKED = "zlib:"
+"""Begin of a tag whose record is longer: the stages of a test that was paused often, or of many champions beside an anchor."""
 DESCRIPTION = Path(__file__).with_name("description.md").read_text()
 """Description of the registered model, where nobody has written another one."""
 
@@ -158,7 +162,7 @@ class Registry:
         )
 
     def _record(self, tags: dict[str, str], tag: str) -> ExperimentRecord | None:
-        text = tags.get(self._tag(tag))
+        text = _unpacked(tags.get(self._tag(tag), ""))
         return ExperimentRecord.model_validate_json(text) if text else None
 
     def roles(self) -> dict[str, str]:
@@ -176,7 +180,7 @@ class Registry:
 
     def last_look(self) -> Decision | None:
         """Return the A/B gate's latest verdict, undecided ones included; none if it never ran."""
-        text = _tags(self._model() or {}).get(self._tag(LOOK_TAG))
+        text = _unpacked(_tags(self._model() or {}).get(self._tag(LOOK_TAG), ""))
         return Decision.model_validate_json(text) if text else None
 
     def version(self, version: str) -> ModelVersion:
@@ -231,15 +235,22 @@ class Registry:
 
     def set_experiment(self, experiment: ExperimentRecord | None) -> None:
         """Set the running experiment; none ends it."""
-        self.set_tag(EXPERIMENT_TAG, experiment.model_dump_json() if experiment else "")
+        self._set_record(EXPERIMENT_TAG, experiment)
 
     def set_watch(self, watched: ExperimentRecord | None) -> None:
         """Set the test whose promoted version is on probation; none ends the probation."""
-        self.set_tag(WATCH_TAG, watched.model_dump_json() if watched else "")
+        self._set_record(WATCH_TAG, watched)
 
     def set_anchor(self, anchor: ExperimentRecord | None) -> None:
         """Set the anchor with the comparison of the champions with it; none: there is no anchor."""
-        self.set_tag(ANCHOR_TAG, anchor.model_dump_json() if anchor else "")
+        self._set_record(ANCHOR_TAG, anchor)
+
+    def set_look(self, look: Decision) -> None:
+        """Set the A/B gate's latest verdict."""
+        self._set_record(LOOK_TAG, look)
+
+    def _set_record(self, key: str, record: ExperimentRecord | Decision | None) -> None:
+        self.set_tag(key, _packed(record.model_dump_json()) if record else "")
 
     def set_tag(self, key: str, value: str) -> None:
         """Set a tag of the registered model."""
@@ -308,6 +319,15 @@ class Registry:
             )
         failure = NotRegistered if missing else RegistryError
         raise failure(f"registry: {method} {path}: HTTP {response.status_code}: {response.text[:300]}")
+
+
+def _packed(text: str) -> str:
+    """Return the value of a tag that holds a text."""
+    return text if len(text) <= MOST_TAG else PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _unpacked(value: str) -> str:
+    return zlib.decompress(base64.b85decode(value.removeprefix(PACKED))).decode() if value.startswith(PACKED) else value
 
 
 def _object(response: httpx.Response) -> dict[str, Any] | None:

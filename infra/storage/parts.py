@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
-from infra.storage.answers import FAILURES, CutOff
+from infra.storage.answers import FAILURES, CutOff, code_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -38,12 +39,25 @@ def upload(client: S3Client, bucket: str, key: str, file: Path, ask: Callable[[C
                 digest.update(body)
                 part = {**where, "PartNumber": len(parts) + 1, "Body": body, "ContentMD5": md5(body)}
                 parts.append({"PartNumber": part["PartNumber"], "ETag": ask(partial(client.upload_part, **part))["ETag"]})
-        ask(partial(client.complete_multipart_upload, **where, MultipartUpload={"Parts": parts}))
+        ask(partial(_complete, client, where | {"MultipartUpload": {"Parts": parts}}, file.stat().st_size))
     except BaseException:
         with suppress(*FAILURES):
             client.abort_multipart_upload(**where)
         raise
     return digest.hexdigest()
+
+
+def _complete(client: S3Client, upload: dict[str, Any], size: int) -> None:
+    """Make the parts an object of this size. A repeated request, whose first answer was lost, may find the object alone."""
+    try:
+        client.complete_multipart_upload(**upload)
+    except ClientError as error:
+        if code_of(error) != "NoSuchUpload":
+            raise
+        with suppress(*FAILURES):
+            if client.head_object(Bucket=upload["Bucket"], Key=upload["Key"])["ContentLength"] == size:
+                return
+        raise
 
 
 def download(client: S3Client, bucket: str, key: str, file: Path, ask: Callable[[Callable[[], Any]], Any]) -> str:

@@ -22,6 +22,7 @@ from infra.storage.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION
 from serving.engine.scraped import Scrapers
+from serving.engine.version_cache import origin_of
 from serving.engine.where import evaluation_address, slot_address
 
 SPECULATION = (
@@ -119,8 +120,9 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
 
         from serving.engine import server
 
+    origin = origin_of(model)  # before the weights, which the app may replace meanwhile
     llm = server.build_llm(settings.serving.engine_arguments, str(model), adapters)
-    return uvloop.run(server.serve(llm, version, where, checkpoints, Scrapers(settings.serving), adapters))
+    return uvloop.run(server.serve(llm, version, origin, where, checkpoints, Scrapers(settings.serving), adapters))
 
 
 if __name__ == "__main__":

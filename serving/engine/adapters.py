@@ -27,7 +27,7 @@ from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy, PromptRefused
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.sampling import run_batch, sample, warm_up
-from serving.engine.version_cache import files_of, source_of
+from serving.engine.version_cache import files_of, origin_of
 
 DROP_SECONDS = 0.02
 """Interval at which a version that goes is asked whether it still samples."""
@@ -118,7 +118,7 @@ class AdapterEngine:
             Busy: each version that it holds samples completions, and it holds as many as it may.
         """
         async with self._swapping:
-            held, source, files = self._held.get(version), source_of(Path(path)), files_of(Path(path))
+            held, (source, files) = self._held.get(version), origin_of(Path(path))
             if held and held.files == files:
                 held.used = time.monotonic()
                 return SwapResult(version, 0.0, 0.0, 0.0)

@@ -29,7 +29,7 @@ from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, S
 from serving.engine.sampling import run_batch, sample, warm_up
 from serving.engine.scraped import Scrapers
 from serving.engine.unauthenticated import Unauthenticated, listen
-from serving.engine.version_cache import files_of, source_of
+from serving.engine.version_cache import Origin, origin_of
 from serving.engine.where import Where
 
 REQUIRED_ARGUMENTS: dict[str, Any] = {
@@ -44,12 +44,13 @@ REQUIRED_ARGUMENTS: dict[str, Any] = {
 class VLLMEngine:
     """A vLLM engine and the version of its weights."""
 
-    def __init__(self, llm: AsyncLLM, version: str) -> None:
+    def __init__(self, llm: AsyncLLM, version: str, origin: Origin) -> None:
+        """Wrap an engine; `origin`: of its weights, as it was before they were loaded."""
         self._llm = llm
         self._swapping = asyncio.Lock()
         self.version = version
         self._path = str(llm.model_config.model)
-        self._source, self._files = source_of(Path(self._path)), files_of(Path(self._path))
+        self._source, self._files = origin
         self._swap_failure = ""
 
     def holds(self, version: str) -> bool:
@@ -96,7 +97,7 @@ class VLLMEngine:
             Busy: with `idle`, requests run; the engine is unchanged.
         """
         async with self._swapping:
-            source, files = source_of(Path(path)), files_of(Path(path))  # before the weights, which may be replaced meanwhile
+            source, files = origin_of(Path(path))  # before the weights, which may be replaced meanwhile
             if version == self.version and files == self._files:
                 return SwapResult(version, 0.0, 0.0, 0.0)
             started = time.perf_counter()
@@ -166,11 +167,12 @@ def _import_model(checkpoint: Path) -> None:
 
 
 async def serve(
-    llm: AsyncLLM, version: str, where: Where, checkpoints: Checkpoints, scrapers: Scrapers, adapters: int = 0
+    llm: AsyncLLM, version: str, origin: Origin, where: Where, checkpoints: Checkpoints, scrapers: Scrapers, adapters: int = 0
 ) -> int:
-    """Serve until a signal or until the engine fails; return the exit status. `adapters`: as of build_llm."""
+    """Serve until a signal or until the engine fails; return the exit status. `origin`: as of VLLMEngine, `adapters`: as of
+    build_llm."""
     loop = asyncio.get_running_loop()
-    engine = AdapterEngine(llm, version, checkpoints, adapters) if adapters else VLLMEngine(llm, version)
+    engine = AdapterEngine(llm, version, checkpoints, adapters) if adapters else VLLMEngine(llm, version, origin)
     await engine.start()
     gc.collect()
     gc.freeze()  # keeps later collections, in the middle of completions, from scanning vLLM's modules

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 SOURCE, CHECKSUM = "source.txt", "fetched.txt"
 SLOTS, ALIASES = "slots.json", "aliases.json"
 T = TypeVar("T")
+Origin = tuple[str, tuple[int, ...]]
 KEPT_VERSIONS = 4
 """Number of unused versions to keep, so that a rollback needs no download."""
 
@@ -226,6 +227,11 @@ def files_of(path: Path) -> tuple[int, ...]:
 def source_of(path: Path) -> str:
     """Return the source of the version in a folder, or of the adapter whose merged weights it has; empty if it names none."""
     return next((file.read_text() for folder in (path, path.parent) if (file := folder / SOURCE).exists()), "")
+
+
+def origin_of(path: Path) -> Origin:
+    """Return what the weights in a folder are, by `source_of` and `files_of`."""
+    return source_of(path), files_of(path)
 
 
 def sync_folder(path: Path) -> None:

@@ -19,7 +19,8 @@ from infra.records import CycleOutcome, CycleProgress, LoopRun, Manifest, SpoolN
 
 STATES = frozenset(
     {
-        *("ExperimentRunning", "TooFewSamples", "WaitingForUsers", "WaitingForEngine", "WaitingForGPUs"),
+        *("ExperimentRunning", "TooFewSamples", "TooFewNewSamples", "WaitingForUsers", "WaitingForGPUs"),
+        *("WaitingForEngine", "WaitingForJudge", "WaitingForComparison"),
         *("registered", "refused", "abandoned", "Failed", "Crashed", "NoExperiment", "Advanced", "Promoted", "Rejected"),
         *("RolledBack", "Broken", "WatchOver", "Stuck", "Shadow", "Ramp", "Undecided", "Paused", "Watching", "BesideAnchor"),
         *("Compacted", "DryRun", "CycleUnfinished", "NoCode", "TooFewPlaces"),

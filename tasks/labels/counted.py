@@ -125,9 +125,10 @@ class _Reader:
         return frozenset(hour * HOUR for hour in range(int(self.begin // HOUR), int(self.settled // HOUR)))
 
     def without_late(self) -> Counted | None:
-        """Return the requests from the objects of settled hours and the events since; None where an object is missing."""
-        found = counted.listed(self.store, self.join_seconds, self.begin, self.settled)
-        if not self.hours or not self.hours <= found.keys():
+        """Return the requests from the objects of settled hours and the events since; None where an object is missing, or there
+        is one of an hour that has not settled."""
+        found = counted.listed(self.store, self.join_seconds, self.begin, self.settled + HOUR)
+        if not self.hours or not self.hours <= found.keys() or self.settled in found:
             return None
         low, spans = self.settled - self.reach, sorted(set(found.values()))
         try:
@@ -145,6 +146,7 @@ class _Reader:
         """Return the requests after all objects were listed, and the hours that are missing or changed were made."""
         since = self.begin // HOUR * HOUR
         listing = Listing.of(self.store, since, self.now)
+        self._remove_early()
         spans, known = self._stored()
         # The requests and events of an hour whose object was removed are known no more, though their objects may be.
         known = known.without(self._lost(spans, known), self.reach)
@@ -158,6 +160,12 @@ class _Reader:
         making.days()
         chosen = sorted({making.spans[hour] for hour in self.hours})
         return self._with([self.requests(span) for span in chosen], chosen, making.keys(self.settled, math.inf))
+
+    def _remove_early(self) -> None:
+        """Remove the next hour where a clock that was ahead had it counted: it would hide what comes in it until then."""
+        for span in set(counted.listed(self.store, self.join_seconds, self.settled, self.settled + HOUR).values()):
+            log.warning("%s: counted before it had settled, by a clock that was ahead: it is removed", self.store.uri(span.key))
+            counted.remove(self.store, span.key)
 
     def _lost(self, spans: Collection[float], known: EventIndex) -> list[float]:
         """Return the hours without an object that were made before: a later hour was, or known objects hold more of them than

@@ -66,7 +66,8 @@ def resume(context: Context, cycle: str, run: str) -> Manifest | CycleOutcome:
     if champion != manifest.champion:
         return abandon(context, cycle, f"to be tested against version {manifest.champion}, but the champion is {champion} now")
     if transaction.attempt(context.store, cycle, run) > transaction.MAX_RESUMES:
-        return abandon(context, cycle, f"failed, then failed in each of {transaction.MAX_RESUMES} runs that resumed it")
+        runs = f"each of {transaction.MAX_RESUMES} runs that resumed it"
+        return abandon(context, cycle, f"failed, then failed or was killed in {runs}")
     return manifest
 
 

@@ -16,10 +16,11 @@ from prefect.states import Running, State
 from infra.registry import checkpoints
 from infra.storage import cycle_progress
 from infra.storage.store import CHECKSUMS
+from tasks.steps import transaction
 from tasks.steps.context import Context
 from tasks.steps.step import attempt_to_show, note_awaited_gpus
 from tasks.trainer.cluster import order
-from tasks.trainer.run import Candidate, UpdateRefused
+from tasks.trainer.run import Candidate, PlaceLost, UpdateRefused
 
 if TYPE_CHECKING:
     from tasks.trainer.cluster.order import Order, Stored
@@ -46,12 +47,21 @@ def _stored(context: Context, version: str, prefix: str) -> "Stored":
 
 
 def train(context: Context, wanted: "Order", say: Callable[[str], None]) -> Candidate | UpdateRefused:
-    """Train the candidate of an order by the Job that the settings describe."""
+    """Train the candidate of an order by the Job that the settings describe.
+
+    A run whose pods lose their place, or whose cluster is away or refuses, does not count as one that failed: the update is not
+    to blame.
+    """
     from tasks.trainer.cluster import update
 
     assert context.settings.train.job
     flow = update.Flow(context.folder(wanted.cycle), say, waiting_state(context), cancelled)
-    return update.train(context.store, wanted, context.settings.train.job, flow)
+    try:
+        return update.train(context.store, wanted, context.settings.train.job, flow)
+    except (PlaceLost, *update.KEEPS_JOB):
+        run = flow_run.id or "by hand"
+        attempt_to_show("attempt", lambda: transaction.withdraw(context.store, wanted.cycle, run))
+        raise
 
 
 def waiting_state(context: Context) -> Callable[[str], None]:
@@ -116,4 +126,6 @@ def _end_jobs(context: Context, cycle: str) -> None:
     order.remove(context.store, cycle, trained_alone=bool(errors))
     if errors:
         ends = f"`kubectl delete job -l {update.labels_of(context.store, cycle)}` in their namespace ends them"
-        raise RuntimeError(f"Jobs of {cycle} may hold their GPUs: {'; '.join(errors)}. {ends}")
+        orders = f"{context.store.uri(order.PREFIX)} --exclude '*' --include '{cycle}-*'"
+        then = f"then `aws s3 rm --recursive {orders}` ends this warning"
+        raise RuntimeError(f"Jobs of {cycle} may hold their GPUs: {'; '.join(errors)}. {ends}; {then}")

@@ -52,6 +52,10 @@ class TrainingFailed(RuntimeError):
     """The trainer ended without writing a checkpoint."""
 
 
+class PlaceLost(TrainingFailed):
+    """The cluster took the place of an update's pods, which says nothing about the update."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A trained checkpoint on this machine's disk, not registered yet."""

@@ -149,7 +149,7 @@ def test_a_cycle_that_fails_in_every_resumed_run_is_abandoned(labelled: World) -
         with pytest.raises(ValueError, match="broken"):
             cycle()
     assert ended().result == "abandoned"
-    reason = f"abandoned: failed, then failed in each of {MAX_RESUMES} runs that resumed it"
+    reason = f"abandoned: failed, then failed or was killed in each of {MAX_RESUMES} runs that resumed it"
     assert labelled.logged == [("cycle-000001", False, reason)]
     labelled.training = None
     assert ended().cycle == "cycle-000002", "its labels are in the next window"

@@ -14,10 +14,13 @@ from prefect.states import Cancelling
 from infra.settings import Settings
 from infra.settings.training import Train
 from infra.storage import cycle_progress
-from tasks.steps import training_job
+from tasks.steps import training_job, transaction
 from tasks.steps.context import Context
 from tasks.trainer.cluster import update
-from tasks.trainer.cluster.template import WrongTemplate
+from tasks.trainer.cluster.api import ClusterRefused
+from tasks.trainer.cluster.order import Order, Stored
+from tasks.trainer.cluster.template import Template, WrongTemplate
+from tasks.trainer.run import PlaceLost, TrainingFailed
 from tests.tasks.made import MemoryRegistry, MemoryStore
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
@@ -100,3 +103,41 @@ def test_a_template_that_is_gone_leaves_no_job_of_another_and_keeps_the_order(mo
     gone.clear()
     discarding("cycle-000013")
     assert ended == ["b.json"] * 2 + ["a.json", "b.json"] and not store.exists(order)
+
+
+def test_a_template_that_is_gone_for_ever_is_a_warning_that_a_person_can_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    store.put_json("training/cycle-000012-0123456789/order.json", {"train": {"job": "gone.json"}})
+    context = Context(Settings(), store, MemoryRegistry(v1={}).client, time.time)
+    monkeypatch.setattr(update, "end", lambda *_: Template(Path("gone.json"), 1))
+    with pytest.raises(
+        RuntimeError, match=r"gone\.json.*`kubectl delete job -l .*; then `aws s3 rm .*training/ .*'cycle-000012-\*'`"
+    ):
+        training_job._end_jobs(context, "cycle-000012")
+
+
+@pytest.mark.usefixtures("prefect")
+@pytest.mark.parametrize(
+    ("error", "counts"), [(PlaceLost("preempted"), False), (ClusterRefused("no Role"), False), (TrainingFailed("exit 1"), True)]
+)
+def test_a_run_whose_cluster_is_to_blame_uses_up_no_resume(
+    error: Exception, counts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store, stored = MemoryStore(), Stored(version="1", prefix="v1", sha256="0")
+    sealed = Train(job=Path("job.json"), folder=tmp_path)
+    context = Context(Settings(train=sealed), store, MemoryRegistry(v1={}).client, time.time)
+    wanted = Order(cycle="cycle-000012", samples="samples", samples_sha256="0", parent=stored, train=sealed)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(update, "train", fail)
+
+    @flow
+    def training() -> None:
+        transaction.attempt(store, "cycle-000012", str(flow_run.id))
+        training_job.train(context, wanted, print)
+
+    with pytest.raises(type(error)):
+        training()
+    assert bool(list(store.keys("cycles/cycle-000012/attempts/"))) == counts

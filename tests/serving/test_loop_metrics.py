@@ -1,6 +1,7 @@
 """The metrics of the loop: what flows left in the object store, on the app's /metrics, without waiting for it."""
 
 import asyncio
+import re
 import ssl
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from infra.records import CycleOutcome, CycleProgress, LoopRun, SpoolNote
-from infra.settings import Settings
+from infra.settings import ROOT, Settings
 from infra.storage import cycle_progress, cycles, loop_runs
-from serving.metrics.loop import MOST_REASONS, MOST_SPOOLS, LoopMetrics, LoopState
+from serving.metrics.loop import MOST_REASONS, MOST_SPOOLS, STATES, LoopMetrics, LoopState
 from serving.recording.left_spools import LeftSpools
 from serving.recording.spool import Spool
 from serving.status import certificates
@@ -175,3 +176,9 @@ async def test_the_certificate_of_a_server_is_read_also_when_nobody_trusts_it(tm
         following.cancel()
     assert set(found) == {"registry"} and 0 < found["registry"] - time.time() < 8 * 86_400
     assert value(series_of(LoopState({}, certificates=found)), "certificate_expires_timestamp_seconds", server="registry")
+
+
+def test_every_state_in_which_a_cycle_waits_has_a_series_of_its_own() -> None:
+    sources = [file.read_text() for room in ("flows", "tasks") for file in (ROOT / room).rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'"((?:WaitingFor|TooFew)[A-Za-z]+)"', text)}
+    assert "WaitingForJudge" in named and named <= STATES

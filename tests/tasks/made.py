@@ -235,6 +235,8 @@ class MemoryRegistry:
             case "PATCH", "model-versions/update":
                 self.descriptions[parameters["version"]] = parameters["description"]
             case "POST", "registered-models/set-tag":
+                if len(parameters["value"]) > 5000:  # SqlRegisteredModelTag in mlflow/store/model_registry/dbmodels/models.py
+                    return httpx.Response(400, text="value too long for type character varying(5000)")
                 self.tags[parameters["key"]] = parameters["value"]
             case "POST", "model-versions/set-tag":
                 self.versions[parameters["version"]][parameters["key"]] = parameters["value"]

@@ -6,7 +6,7 @@
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: {{ include "tabloop.fullname" . }}-train
+  name: {{ include "tabloop.fullname" . | trunc 22 | trimSuffix "-" }}-train  # the flow adds 24 characters, of 52
   namespace: {{ .Release.Namespace }}
   labels:
     {{- include "tabloop.labels" $context | nindent 4 }}

@@ -21,6 +21,8 @@ from tasks.experiments.stages.states import ManualKind
 
 PAUSED_IN = ("ramp", "test")
 """The stages that can be paused: in the shadow nobody is served, and a version that is watched is champion."""
+MOST_PAUSES = 5
+"""Pauses of a test: its record, which has a reason of each and of its end, must fit into a tag of the registry."""
 MOST_NAMED = 10
 """Versions that an error lists."""
 COMMANDS: dict[ManualKind, str] = {"promote": "promote", "roll_back": "rollback"}
@@ -226,7 +228,7 @@ def pause(store: ObjectStore, registry: Registry, request: MoveRequest) -> None:
     """Pause the test of a version; do nothing where it is paused.
 
     Raises:
-        NothingToDo: no test of it runs, or its stage cannot be paused.
+        NothingToDo: no test of it runs, its stage cannot be paused, or it was paused MOST_PAUSES times.
         MovedMeanwhile: the test has ended or entered another stage meanwhile.
     """
     running = _test_of(registry, request.version)
@@ -236,6 +238,11 @@ def pause(store: ObjectStore, registry: Registry, request: MoveRequest) -> None:
         raise NothingToDo(
             f"pause: the test of version {request.version} is in its stage {running.stage.name}, "
             f"expected {' or '.join(PAUSED_IN)}: nobody is served by it yet"
+        )
+    if sum(stage.name == "paused" for stage in running.stages) >= MOST_PAUSES:
+        raise NothingToDo(
+            f"pause: the test of version {request.version} was paused {MOST_PAUSES} times, which is the most: "
+            "`tabloop promote` or `tabloop reject`"
         )
     _enter(store, registry, running, stages.pause(running, request.time, request.reason, request.by), request.time)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from infra.records import Change, Decision, ExperimentRecord, Manifest, Move, Plan, Stage, State, Verdict
-from infra.registry.client import LOOK_TAG, VERDICT_TAG, Aliases, ModelVersion, Registry
+from infra.registry.client import VERDICT_TAG, Aliases, ModelVersion, Registry
 from infra.registry.lineage import CYCLE_TAG, DATASET_TAG
 from infra.settings import Settings
 from infra.storage.cycles import MANUAL, decision_of, experiment_id, is_by_hand, is_rollback, project_of_test
@@ -224,7 +224,7 @@ def _ended(decision: Decision, last: Move | None, seen: Aliases) -> Move:
 def show_look(registry: Registry, experiment: ExperimentRecord, verdict: Verdict, now: float) -> None:
     """Write the gate's latest verdict to a tag of the registered model, where the status page reads it."""
     look = Decision(experiment=experiment, verdict=verdict, decided=now, by=GATE)
-    registry.set_tag(LOOK_TAG, look.model_dump_json())
+    registry.set_look(look)
 
 
 def void(experiment: ExperimentRecord, aliases: Aliases) -> Verdict | None:

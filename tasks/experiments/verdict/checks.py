@@ -32,6 +32,7 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
             time_of_day(totals, share, plan),
             requests_per_user(totals, plan),
             labels(totals, plan),
+            champion_failed(totals, plan),
             carry_over(totals, plan),
         )
     return (
@@ -40,6 +41,7 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
         dropping_out(totals, plan),
         requests_per_user(totals, plan),
         labels(totals, plan),
+        champion_failed(totals, plan),
     )
 
 
@@ -143,6 +145,15 @@ def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
     shrinks = abs(gaps["older"][0]) < abs(gaps["newer"][0]) and (changes or not gaps["older"][1])
     silent = not all(totals.during[arm]["judged"].any() for arm in ARMS)
     return CheckResult(name="labels", state="hold" if shrinks or silent else "broken", reason=reason)
+
+
+def champion_failed(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Failures of the champion's arm, more than their margin above the challenger's: its users met the challenger, or nothing, so
+    their acceptance is not the champion's. Failures of the challenger's arm are a guardrail."""
+    margin = next((metric.margin for metric in plan.metrics if metric.name == "failed"), math.inf)
+    gap, far = _beyond(compare_rates(totals.during, totals, "failed", "requests", plan), plan, margin)
+    reason = f"{-gap:+.1%} of the requests failed on the champion's arm, beside the challenger's"
+    return CheckResult(name="champion_failed", state="hold" if far and gap < 0 else "passed", reason=reason)
 
 
 def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:

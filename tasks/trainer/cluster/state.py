@@ -6,6 +6,8 @@ from typing import Any
 Object = Mapping[str, Any]
 STARTING = ("ContainerCreating", "PodInitializing")
 INDEX = "batch.kubernetes.io/job-completion-index"
+DISPLACED = ("PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "DeletionByPodGC")
+"""Reasons of DisruptionTarget for which an update is not to blame. A pod that the kubelet ends may have taken too much itself."""
 
 
 def name_of(one: Object) -> str:
@@ -90,6 +92,15 @@ def lost(job: Object | None, name: str, pods: Sequence[Object], known: Iterable[
     if gone and not holds(job, "Complete"):
         return f"the pod {', '.join(gone)} was deleted, by hand or with its node{_why(job)}"
     return f"the Job {name} failed{_why(job)}" if holds(job, "Failed") else ""
+
+
+def displaced(job: Object | None, failed: list[Object] | str) -> bool:
+    """Return whether the cluster took the place of the lost pods: by preemption, a drained or lost node, or a queue that suspends
+    the Job; `failed`: of `lost`."""
+    if job and job.get("spec", {}).get("suspend"):
+        return True
+    pods = failed if isinstance(failed, list) else ()
+    return any((condition(pod, "DisruptionTarget") or {}).get("reason") in DISPLACED for pod in pods)
 
 
 def error_of(pod: Object) -> str:

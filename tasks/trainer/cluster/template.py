@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from infra import settings as settings_
+from infra.storage import cycles
 from infra.storage.store import sha256
 from tasks.trainer.cluster.order import DIGITS
 
@@ -74,9 +75,14 @@ class Template:
         return str(self._job["metadata"].get("namespace", ""))
 
     def name(self, wanted: Wanted) -> str:
-        """Return the name of a Job: the template's, the cycle, and a digest of order and template, so that a flow finds it."""
+        """Return the name of a Job: the template's, the cycle, and a digest of order and template, so that a flow finds it.
+
+        Of a cycle whose project has a long name, the end of that name stands there.
+        """
         digest = sha256([wanted.loop.encode(), wanted.sha256.encode(), json.dumps(self._job, sort_keys=True).encode()])
-        name = f"{self._job['metadata']['name']}-{wanted.cycle}-{digest[:DIGITS]}"
+        begin, end = f"{self._job['metadata']['name']}-", f"-{digest[:DIGITS]}"
+        room = max(MOST_NAME - len(begin) - len(end), len(cycles.name(0)))
+        name = f"{begin}{wanted.cycle[-room:].lstrip('-')}{end}"
         if len(name) > MOST_NAME:
             raise self._refused(f"metadata.name makes the name {name!r}, expected at most {MOST_NAME} characters")
         return name

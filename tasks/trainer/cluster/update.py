@@ -24,7 +24,7 @@ from tasks.trainer.cluster.api import BRIEFLY_SECONDS, Cluster, ClusterAway, Clu
 from tasks.trainer.cluster.order import Order, Result
 from tasks.trainer.cluster.template import ATTEMPT, CYCLE, LOOP, Template, Wanted, WrongTemplate
 from tasks.trainer.job import ADAPTER_NAME, CHECKPOINT_NAME, METRICS_NAME, OPTIMIZER_NAME
-from tasks.trainer.run import LOG_NAME, REPEATED_LINES, Candidate, TrainingFailed, UpdateRefused
+from tasks.trainer.run import LOG_NAME, REPEATED_LINES, Candidate, PlaceLost, TrainingFailed, UpdateRefused
 
 LOOK_SECONDS = 2.0
 """Seconds between two looks at a Job."""
@@ -84,7 +84,8 @@ def train(store: ObjectStore, order: Order, file: Path, flow: Flow) -> Candidate
     Raises:
         WrongTemplate, NoCluster, ClusterRefused: nothing can be made.
         ClusterAway: the API server does not answer; the Job goes on.
-        TrainingFailed: a pod or the Job is lost; the message has the first lost rank's error.
+        TrainingFailed: a pod or the Job is lost; the message has the first lost rank's error. PlaceLost, where the cluster took
+            its place.
     """
     template = Template(file, order.train.processes)
     key, digest = orders.write(store, order)
@@ -274,7 +275,8 @@ class _Watch:
             failed = state.lost(job, self._name, await self._cluster.pods(selector), ()) or failed
         if failed:
             words = failed if isinstance(failed, str) else "\n".join(map(state.error_of, failed))
-            raise TrainingFailed(f"the update of the Job {self._name} has ended: {words}")
+            found = PlaceLost if state.displaced(job, failed) else TrainingFailed
+            raise found(f"the update of the Job {self._name} has ended: {words}")
         assert job, "a missing Job is lost"
         await self._say_what_waits(job, pods)
         return False

@@ -13,6 +13,7 @@ import yaml
 from infra.settings import ROOT, Settings, SettingsError, load, release
 from infra.settings.section import Section
 from infra.settings.serving import own_engines
+from tasks.trainer.cluster.template import Template, Wanted
 from tests.infra.chart import helm
 from tests.infra.chart.helm import CHART, SIZES, Object, objects, of_size, template
 from tests.infra.chart.rules import faults, name_of, pods
@@ -121,6 +122,17 @@ def test_only_engines_and_evaluation_hold_gpus(size: str, gpus: int) -> None:
     jobs = [pod for pod in pods(found) if pod.kind == "Job"]
     asking = {pod.owner for pod in jobs if "nvidia.com/gpu" in pod.spec["containers"][0]["resources"]["limits"]}
     assert asking == {"Job tabloop-train"}, "a GPU is asked for while it computes"
+
+
+def test_the_job_of_an_update_may_have_its_name_in_every_release(tmp_path: Path) -> None:
+    """Kubernetes takes 63 characters of its pods' host names."""
+    found = objects("team", release="code-completion-of-the-whole-platform")
+    (text,) = (
+        each["data"]["train_job.yaml"] for each in found if each["kind"] == "ConfigMap" and "train_job.yaml" in each["data"]
+    )
+    (tmp_path / "job.yaml").write_text(text)
+    name = Template(tmp_path / "job.yaml", 1).name(Wanted("loop", "cycle-000012", "key", "ab", 1, 1))
+    assert re.fullmatch(r"code-completion-of-the-train-cycle-000012-[0-9a-f]{10}", name)
 
 
 def test_a_change_of_settings_rolls_the_pods_that_read_them() -> None:

@@ -5,12 +5,13 @@ import pytest
 from pydantic import SecretStr
 
 from infra.http import authorization
-from infra.records import ExperimentRecord
+from infra.records import Decision, ExperimentRecord, Stage, Verdict
 from infra.registry.client import (
     CHALLENGER,
     CHAMPION,
     DESCRIPTION,
     MOST_DESCRIPTION,
+    MOST_TAG,
     PREVIOUS_TAG,
     Aliases,
     Registry,
@@ -62,6 +63,19 @@ def test_aliases_experiment_and_previous_version_are_read_together(registry: Reg
     registry.delete_alias(CHALLENGER)
     registry.set_experiment(None)
     assert registry.aliases() == Aliases("2", None, None, "1")
+
+
+def test_a_long_record_fits_into_a_tag(registry: Registry) -> None:
+    """That of PostgreSQL's schema: the stack's SQLite takes any."""
+    stages = [Stage(name="anchor", share=0.5, started=1.5 + n, reason=f"version {n} is champion {n * 7919}") for n in range(80)]
+    long = EXPERIMENT.model_copy(update={"stages": tuple(stages)})
+    assert len(long.model_dump_json()) > MOST_TAG
+    registry.set_anchor(long)
+    registry.set_look(Decision(experiment=long, verdict=Verdict(verdict="undecided", reason=""), decided=2.0, by="gate"))
+    found = registry.last_look()
+    assert registry.aliases().anchor == long and found and found.experiment == long
+    tags = [tag["value"] for tag in (registry._model() or {})["tags"]]
+    assert max(map(len, tags)) <= MOST_TAG
 
 
 def test_the_model_says_what_it_is_and_keeps_what_people_wrote(registry: Registry) -> None:

@@ -3,9 +3,11 @@
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import ClientError
 
 from infra.records import ObjectReference
 from infra.registry.client import REMOVED_TAG
@@ -180,6 +182,29 @@ def test_an_upload_that_fails_leaves_no_parts(strict_store: ObjectStore, tmp_pat
         strict_store.put_file("t/part", tmp_path / "weights")
     assert not strict_store.exists("t/part")
     assert not strict_store._client.list_multipart_uploads(Bucket=strict_store.bucket).get("Uploads")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_upload_whose_last_answer_was_lost_is_whole(
+    strict_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """boto3 asks again, and MinIO or R2 knows the upload no more."""
+    monkeypatch.setattr("infra.storage.parts.PART_BYTES", 5 << 20)
+    key, complete = f"t/lost-{written}", strict_store._client.complete_multipart_upload
+    (tmp_path / "weights").write_bytes(bytes(6 << 20))
+
+    def lost(**request: Any) -> None:
+        if written:
+            complete(**request)
+        answer: Any = {"Error": {"Code": "NoSuchUpload"}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+        raise ClientError(answer, "CompleteMultipartUpload")
+
+    monkeypatch.setattr(strict_store._client, "complete_multipart_upload", lost)
+    if written:
+        assert strict_store.put_file(key, tmp_path / "weights") == sha256([strict_store.get(key)])
+    else:
+        with pytest.raises(Refused, match="NoSuchUpload"):
+            strict_store.put_file(key, tmp_path / "weights")
 
 
 def test_reading_a_directory_without_checksums_is_refused(any_store: ObjectStore, tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import serving.engine
 from infra.settings import ROOT, Settings, load
 from infra.settings.schema import Evaluate, Serving
-from serving.engine.__main__ import check_arguments, checkpoints_of, choose_model
+from serving.engine.__main__ import check_arguments, checkpoints_of, choose_model, environment, main
 from serving.engine.graphs import graphs
+from serving.engine.version_cache import origin_of
 from serving.engine.where import evaluation_address, slot_address
 from tests.stack import free_ports
 
@@ -70,6 +74,33 @@ def test_the_evaluations_engine_and_the_slots_have_disks_of_their_own(tmp_path: 
         assert got.fetch(version, "s3://tabloop/checkpoints/cycle-000001").path == made
         got.loaded(version, made)
         assert got.last(slot or 0) is None, "what an evaluation loads is not what the slot begins with"
+
+
+def test_an_engine_names_the_weights_that_were_there_before_it_loaded_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app replaces the folder while the engine starts: it may have loaded either, so a load of the new ones must count."""
+    model, given, (port,) = tmp_path / "7", list[object](), free_ports(1)
+    shutil.copytree(ROOT / "infra/base_model", model)
+    (model / "source.txt").write_text("s3://old/checkpoints/a")
+    before = origin_of(model)
+
+    def build_llm(*_: object) -> None:
+        (model / "source.txt").write_text("s3://new/checkpoints/b")
+        (model / "model.safetensors").unlink()
+
+    async def serve(_: object, version: str, origin: object, *rest: object) -> int:
+        given.extend((version, origin))
+        return 0
+
+    fake = SimpleNamespace(build_llm=build_llm, serve=serve)
+    monkeypatch.setitem(sys.modules, "serving.engine.server", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(serving.engine, "server", fake, raising=False)
+    monkeypatch.setenv("TABLOOP_SERVING__ENGINE_TOKEN", "t")
+    monkeypatch.setenv("TABLOOP_SERVING__ENGINES", json.dumps([f"http://127.0.0.1:{port}", "http://127.0.0.1:1"]))
+    words = ["--slot", "0", "--model", str(model), "--version", "7"]
+    assert main(words, dict.fromkeys(environment(load()), "")) == 0
+    assert given == ["7", before] and origin_of(model) != before
 
 
 def test_an_engine_behind_a_services_name_listens_on_an_address_of_its_machine() -> None:

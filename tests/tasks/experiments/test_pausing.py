@@ -1,5 +1,7 @@
 """A person pauses a running test and resumes it: what ends it meanwhile, what counts after, and what is refused."""
 
+import random
+
 import pytest
 
 from infra.assignment import assigned_arm
@@ -40,6 +42,22 @@ def test_a_test_that_a_person_paused_ends_by_a_breach_alone_and_goes_on_where_it
     life.ask(start + 64, 20, 40, EQUAL, failing="2")
     assert life.look(start + 90).verdict.verdict == "breach" and life.recomputed == 1
     assert life.registry.aliases == {"champion": "1"}
+
+
+def test_a_test_that_is_paused_often_fits_into_its_tag_and_ends() -> None:
+    life, draw = opened(), random.Random(0)
+    start = at_test(life)
+    words = [word for word in manual.__doc__.split() for _ in range(9)]
+    for number in range(manual.MOST_PAUSES):
+        reasons = [" ".join(draw.choices(words, k=120))[:500] for _ in range(2)]
+        manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", reasons[0], start + 2 * number))
+        manual.resume(life.store, life.registry.client, asked("resume", "2", "ada", reasons[1], start + 2 * number + 1))
+    kept = [stage.reason for stage in life.client.stages if stage.by]
+    assert len(kept) == 2 * manual.MOST_PAUSES and len(" ".join(kept)) > 4900 and kept[-1] == reasons[1]
+    with pytest.raises(manual.NothingToDo, match="was paused 5 times, which is the most: "):
+        manual.pause(life.store, life.registry.client, asked("pause", "2", "ada", "again", start + 20))
+    life.ask(start + 20, 20, 40, EQUAL, failing="2")
+    assert life.look(start + 90).verdict.verdict == "breach" and life.registry.aliases == {"champion": "1"}
 
 
 @pytest.mark.parametrize("stage", ["shadow", "ramp", "test", "paused"])

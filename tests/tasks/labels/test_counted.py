@@ -210,6 +210,20 @@ def test_the_later_rows_of_an_object_are_known_when_their_hour_changes(store: Co
     check(store, LATER, NOW)
 
 
+def test_hours_that_a_clock_ahead_has_counted_do_not_hide_what_comes_in_them(store: CountingStore) -> None:
+    early = CountingStore()
+    for number in range(6):
+        ship(early, NOW + 600 * number + 5, (ADA, BOB)[number % 2])
+    read_requests(early, BEGIN, NOW + 5 * HOUR, JOIN, complete=False)
+    assert len(counted.listed(early, JOIN, BEGIN, NOW + 9 * HOUR)) == 7
+    for now in (NOW + 2.5 * HOUR, NOW + 3.9 * HOUR, NOW + 5.2 * HOUR):  # it is right again
+        for key in store.keys("events/"):
+            if float(key.rpartition("/")[2].partition("-")[0]) < now:
+                early.put(key, store.get(key))
+        found = read_requests(early, BEGIN, now, JOIN, complete=False).requests
+        assert_frame_equal(found, read_requests(store.copy(), BEGIN, now, JOIN).requests.filter(pl.col("time") < now))
+
+
 def test_an_early_event_names_a_request_whose_object_an_hour_before_has_read() -> None:
     store = MemoryStore()
     store.put_rows(f"events/completions/{rows.FOLDER}/a.parquet", [completion("early", time=NOW - 59, prefix="a")])

@@ -26,7 +26,7 @@ from tasks.trainer.cluster import state, update
 from tasks.trainer.cluster.api import ClusterRefused
 from tasks.trainer.cluster.order import Order, Stored
 from tasks.trainer.cluster.template import ATTEMPT, Template, Wanted, WrongTemplate
-from tasks.trainer.run import Candidate, TrainerOutput, TrainingFailed, UpdateRefused, train
+from tasks.trainer.run import Candidate, PlaceLost, TrainerOutput, TrainingFailed, UpdateRefused, train
 from tests.kubernetes import Cluster, serving
 from tests.kubernetes_node import running_node
 from tests.pod_security import unrestricted, validate
@@ -261,22 +261,38 @@ def delete_the_job(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loses", "expected", "still_set"),
+    ("loses", "expected", "still_set", "error"),
     [
-        (kill_the_second_pod, r"pod tabloop-train-cycle-000012-\w+-1-\w+ on node-1: Error, exit code 137", True),
-        (evict_the_second_pod, r"pod \S+ on node-1: EvictionByEvictionAPI: Eviction API: evicting; Error, exit code 137", True),
-        (delete_the_second_pod, r"the pod .*tabloop-train-cycle-000012-\w+-1-\w+ was deleted, by hand or with its node", False),
-        (delete_the_job, r"the Job tabloop-train-cycle-000012-\w+ was deleted, by hand or with its namespace", False),
+        (kill_the_second_pod, r"pod tabloop-train-cycle-000012-\w+-1-\w+ on node-1: Error, exit code 137", True, TrainingFailed),
+        (
+            evict_the_second_pod,
+            r"pod \S+ on node-1: EvictionByEvictionAPI: Eviction API: evicting; Error, exit code 137",
+            True,
+            PlaceLost,
+        ),
+        (
+            delete_the_second_pod,
+            r"the pod .*tabloop-train-cycle-000012-\w+-1-\w+ was deleted, by hand or with its node",
+            False,
+            TrainingFailed,
+        ),
+        (
+            delete_the_job,
+            r"the Job tabloop-train-cycle-000012-\w+ was deleted, by hand or with its namespace",
+            False,
+            TrainingFailed,
+        ),
     ],
 )
 def test_what_is_lost_ends_the_update_at_once_and_the_next_run_trains_again(
-    world: World, loses: Callable[[World], None], expected: str, still_set: bool
+    world: World, loses: Callable[[World], None], expected: str, still_set: bool, error: type[TrainingFailed]
 ) -> None:
     world.write(SLEEPS)
     both = iter([None, lambda: loses(world)])
     flow = update.Flow(world.folder / "flow", lambda line: (next(both, None) or (lambda: None))() if "step 1" in line else None)
-    with pytest.raises(TrainingFailed, match=f"the update of the Job .* has ended: {expected}"):
+    with pytest.raises(TrainingFailed, match=f"the update of the Job .* has ended: {expected}") as failed:
         update.train(world.store, world.order(), world.file, flow)
+    assert type(failed.value) is error
     assert not world.cluster.objects["jobs"] and not world.cluster.objects["pods"], "no GPU is held"
 
     def stop(line: str) -> None:
@@ -382,6 +398,8 @@ def test_the_shipped_template_makes_a_job_that_a_restricted_namespace_takes() ->
 def test_a_job_is_found_by_a_name_that_another_order_or_template_does_not_have(tmp_path: Path) -> None:
     name = shipped_job()["metadata"]["name"]
     assert shipped_job()["metadata"]["name"] == name and len(f"{name}-15") < 63
+    of_project = shipped_job(cycle=f"{'web' * 6}-q-cycle-000012")["metadata"]["name"]  # the longest name of a project
+    assert re.fullmatch(r"tabloop-train-(web){4}-q-cycle-000012-[0-9a-f]{10}", of_project) and len(of_project) <= 52
     assert len({name, *(shipped_job(**{k: v})["metadata"]["name"] for k, v in (("sha256", "c"), ("loop", "d")))}) == 3
     (tmp_path / "job.json").write_text(SHIPPED.read_text().replace("tabloop-trainer:0.2.0", "tabloop-trainer:0.2.1"))
     assert Template(tmp_path / "job.json", 8).name(WANTED) != name
@@ -442,6 +460,20 @@ SUSPENDED = {"type": "Suspended", "status": "True", "message": "queue gpus is fu
 )
 def test_what_waits_is_said_in_the_words_of_kubernetes(job: Any, pods: list[Any], expected: tuple[str, str]) -> None:
     assert state.waiting(job, pods, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "suspended", "expected"),
+    [("PreemptionByScheduler", False, True), ("TerminationByKubelet", False, False), ("", False, False), ("", True, True)],
+)
+def test_a_pod_whose_place_the_cluster_takes_is_known_by_its_condition_or_its_suspended_job(
+    reason: str, suspended: bool, expected: bool
+) -> None:
+    pod = pod_of("b", {}, terminated={"exitCode": 137})
+    if reason:
+        pod["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": reason})
+    assert state.displaced(JOB | {"spec": {"suspend": suspended}}, [RUNS, pod]) == expected
+    assert state.displaced(None, "the Job was deleted") is False
 
 
 def test_the_last_event_that_warns_says_more() -> None:
