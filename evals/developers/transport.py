@@ -61,7 +61,7 @@ def simulation_token(settings: Settings) -> str:
 
 
 def stack_address(settings: Settings) -> Address:
-    """Return the address of the local stack's server with the simulated developers' token. Raises NotForDevelopers without one."""
+    """Return the address of the stack's server with the simulated developers' token. Raises NotForDevelopers without one."""
     serving = settings.serving
     return Address(
         api_base=f"{serving.completions_url}/v1",

@@ -154,7 +154,7 @@ def print_json(value: object) -> None:
 
 
 def use_settings(file: str | None) -> None:
-    """Let this process and its children read a settings file, if one is given; an empty name is refused as that of a variable is."""
+    """Let this process and its children read a settings file, if one is given; the settings refuse an empty name."""
     import os
 
     if file is not None:
