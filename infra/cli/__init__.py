@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from infra.cli import (  # noqa: F401, each adds its commands
     access,
@@ -23,7 +24,11 @@ __all__ = ["app", "main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (infra/cli/errors.py); by default the process's own arguments."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a locale without some letter costs that letter, not the command's answer
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = _run(arguments)
+    if sys.stdout is None:
+        return code
     try:
         sys.stdout.flush()
     except BrokenPipeError:

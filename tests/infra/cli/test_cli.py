@@ -396,6 +396,18 @@ def test_a_reader_that_goes_is_no_error() -> None:
     assert (ended.returncode, ended.stderr) == (errors.READER_GONE, "")
 
 
+@pytest.mark.parametrize(
+    ("closed", "environment", "out"),
+    [(">&-", {}, ""), ("", {"PYTHONIOENCODING": "ascii"}, 'model.name = "m\\xfcller"  (TABLOOP_MODEL__NAME)\n')],
+    ids=["no output", "a locale without the letter"],
+)
+def test_an_output_that_lacks_costs_no_command(closed: str, environment: dict[str, str], out: str) -> None:
+    command = f"{sys.executable} -m infra.cli settings show model.name {closed}"
+    variables = {**os.environ, "TABLOOP_MODEL__NAME": "müller", **environment}
+    ended = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, env=variables, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (errors.DONE, out, "")
+
+
 def test_a_setting_is_explained_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
