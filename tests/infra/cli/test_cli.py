@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.request import proxy_bypass
 
 import httpx
 import pytest
@@ -394,6 +395,27 @@ def test_a_reader_that_goes_is_no_error() -> None:
     ended = subprocess.run(arguments, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (errors.READER_GONE, "")
+
+
+@pytest.mark.parametrize(
+    ("proxy", "given", "passed"),
+    [
+        ("http://proxy.example:3128", "", "127.0.0.1,localhost,::1"),
+        ("http://proxy.example:3128", "corp.example, localhost", "corp.example,localhost,127.0.0.1,::1"),
+        ("http://proxy.example:3128", "*", "*"),
+        ("", "corp.example", "corp.example"),
+    ],
+)
+def test_servers_of_this_machine_are_reached_past_a_proxy(
+    proxy: str, given: str, passed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy if name == "HTTP_PROXY" else "")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, given)
+    assert cli.main(["version"]) == errors.DONE
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == passed
+    assert bool(proxy_bypass("127.0.0.1")) is bool(proxy)
 
 
 @pytest.mark.parametrize(
