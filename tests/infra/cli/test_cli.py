@@ -5,7 +5,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from infra.cli import errors
 from infra.cli.learn import _absolute
 from infra.cli.loop import _by, number_of
 from infra.settings import ROOT
-from infra.stack import control
+from infra.stack import control, health
 
 HEAVY = ("torch", "pydantic", "prefect", "mlflow", "boto3", "polars", "vllm", "httpx", "numpy")
 """Packages that would make the help slow."""
@@ -376,6 +378,38 @@ def test_a_server_that_does_not_answer_is_named(
     assert cli.main(with_arguments(tuple(command.split()))) == errors.NOT_READY
     error = capsys.readouterr().err
     assert "127.0.0.1:9" in error and "tabloop" in error and "Traceback" not in error
+
+
+class Page(BaseHTTPRequestHandler):
+    """Another program's page at every address, as a development server of a web app answers."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html>")
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_another_program_in_prefects_place_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("TABLOOP_ORCHESTRATION__API", f"http://127.0.0.1:{server.server_port}/api")
+        for command in (["promote", "2"], ["loop", "pause"], ["retention"]):
+            assert cli.main(command) == errors.NOT_READY
+            error = capsys.readouterr().err
+            assert "it has text/html, expected Prefect's JSON: another server or a proxy answers there" in error
+        sign = health.signs(settings.load(), 0.0)[""][0]
+        assert not sign.ok and "another server" in sign.text
+        server.shutdown()
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, errors.NOT_READY), (403, errors.NOT_READY), (500, None)])

@@ -342,6 +342,7 @@ def test_try_it_explains_that_nothing_listens(tmp_path: Path) -> None:
         ('data: {"error": {"message": "the engine ended"}}\n\ndata: [DONE]\n\n', "the engine ended"),
         ('data: {"choices": []}\n\n', "another program uses the port"),
         ("data: <html>\n\n", "another program uses the port"),
+        ("<!doctype html>", "another program uses the port"),
     ],
 )
 def test_try_it_explains_a_stream_that_fails(events: str, said: str) -> None:
