@@ -1,9 +1,7 @@
 """The console command `tabloop`. Its commands are functions that import the rooms inside, so that help is quick."""
 
-import os
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 
 from infra.cli import (  # noqa: F401, each adds its commands
     access,
@@ -25,6 +23,8 @@ __all__ = ["app", "main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (infra/cli/errors.py); by default the process's own arguments."""
+    from io import TextIOWrapper
+
     _pass_proxies_by()
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without some letter costs that letter, not the command's answer
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _pass_proxies_by() -> None:
     """Let no proxy of the environment stand before servers of this machine, which it would not reach; children inherit it."""
+    import os
+
     kinds = {f"{scheme}_proxy" for scheme in ("http", "https", "all")}
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if given.strip() != "*" and kinds & {name.lower() for name, value in os.environ.items() if value}:
