@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from evals.demo.loop import WATCH, Loop, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
+from evals.developers.grounds import Grounds
 from infra import settings as configuration
 from infra.registry.client import Registry
 from infra.settings import Settings
@@ -63,13 +65,19 @@ def run(options: Options) -> int:
     Returns:
         0 if the champion improves on the base, 1 if not.
 
-    Raises StackError where a part does not start.
+    Raises StackError where a part does not start, NoCode where `options.code` lacks places, and NotForDevelopers where the
+    settings let no developer name themselves.
     """
     os.umask(PRIVATE)  # the report quotes developers' code
     console = Console()
     began = time.monotonic()
     code = developers.code_from(options.code)
+    if options.code:
+        for ground in developers.GROUNDS:  # the closing comparison would miss one after half an hour
+            Grounds(code.sources).draw(ground, Random(0))
     settings = configuration.load()
+    if not settings.serving.name_users:
+        developers.simulation_token(settings)  # raises, before the stack starts, which makes the token
     first = [part for part in parts(settings) if part not in LATER_PARTS]
     settings = control.up(first, partial(console.print, markup=False, highlight=False), paused=True)
     with View(console) as view:

@@ -24,6 +24,7 @@ def run_and_report(settings: RunSettings, code: Sequence[Path], report: Path | N
     failures, collected = list[str](), Collected()
     for file in filter(None, (report, decisions)):
         file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()  # what cannot be written is known before the run
     with decisions.open("w") if decisions else nullcontext() as out:
 
         def on_decision(decision: Decision) -> None:

@@ -55,11 +55,13 @@ class Grounds:
         The file is finished around the place, and its hole is empty from the cursor on; the suffix begins after the hole.
         `several_lines`: the share of places whose truth covers one to three further lines.
 
-        Raises ValueError where the ground has no line.
+        Raises NoCode where the ground has no line.
         """
         stretches, ends = self._stretches[ground]
         if not stretches:
-            raise ValueError(f"ground {ground!r}: {len(self._sources)} files hold no place of it; give more code with --code")
+            raise positions.NoCode(
+                f"ground {ground!r}: {len(self._sources)} files hold no place of it; give more code with --code"
+            )
         line = rng.randrange(ends[-1])
         index = bisect_left(ends, line + 1)
         source, hole, first = stretches[index]
@@ -143,12 +145,12 @@ def _long_lines(text: str) -> list[str]:
 def code_from(directories: Sequence[Path] = ()) -> positions.Code:
     """Return the Python files below the directories; without directories, the held-out files that no model is scored on.
 
-    Raises ValueError where a path is not a directory, or the directories hold no Python file.
+    Raises NoCode where a path is not a directory, or the directories hold no Python file.
     """
     if not directories:
         return positions.Code(positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])))
     for directory in directories:
         if not directory.is_dir():
-            raise ValueError(f"--code {directory}: no such directory; give one that holds Python files")
+            raise positions.NoCode(f"--code {directory}: no such directory; give one that holds Python files")
     files = sorted({file for directory in directories for file in directory.rglob("*.py")})
     return positions.Code(positions.read_sources(files, directories))

@@ -179,7 +179,7 @@ async def measure(
 
     Developers do not type over answers and send no events. `progress` receives the number of positions done so far.
 
-    Raises ValueError where the code holds no position of the ground.
+    Raises NoCode where the code holds no position of the ground.
     """
     began = time.monotonic()
     tallies = tuple(Tally(most_examples=settings.examples) for _ in pins)

@@ -38,7 +38,7 @@ class Schedule:
     def session(self, number: int) -> Session:
         """Return a session; when all holes are written, the next pass begins.
 
-        Raises ValueError where the code holds no file that developers type in.
+        Raises NoCode where the code holds no file that developers type in.
         """
         if not self._pass:
             self._pass = self._sessions(0)
@@ -60,7 +60,7 @@ class Schedule:
     def first_pause(self, number: int, ground: Ground | None = None) -> Pause:
         """Return a pause: of the live sessions in order without a ground, else at the position of that number on the ground.
 
-        Raises ValueError where the code holds no position of the ground, or no file that developers type in.
+        Raises NoCode where the code holds no position of the ground, or no file that developers type in.
         """
         if ground is not None:
             return self._ground_pause(number, ground)

@@ -18,7 +18,7 @@ from itertools import accumulate
 from evals.developers.draws import Quirks, random_stream
 from evals.developers.grounds import holes_in
 from evals.developers.pause import Developer
-from tasks.evaluation.positions import CONTEXT_CHARACTERS, Source
+from tasks.evaluation.positions import CONTEXT_CHARACTERS, NoCode, Source
 from tasks.own_code.holes import Hole
 
 
@@ -182,7 +182,7 @@ class Team:
 
 
 def sessions_of_pass(sources: Sequence[Source], team: Team, quirks: Quirks, seed: int, number: int) -> tuple[Session, ...]:
-    """Return the sessions of a pass, in order, numbered from 0. Raises ValueError where no file has a live hole."""
+    """Return the sessions of a pass, in order, numbered from 0. Raises NoCode where no file has a live hole."""
     mixed: list[tuple[float, str, Session]] = []
     for source in sources:
         rng = random_stream("sessions", seed, number, source.name)
@@ -190,7 +190,7 @@ def sessions_of_pass(sources: Sequence[Source], team: Team, quirks: Quirks, seed
         offset = rng.random()
         mixed += (((index + offset) / len(sessions), source.name, s) for index, s in enumerate(sessions))
     if not mixed:
-        raise ValueError(f"code: none of {len(sources)} files is one that developers type in; give more code with --code")
+        raise NoCode(f"code: none of {len(sources)} files is one that developers type in; give more code with --code")
     ordered = sorted(mixed, key=lambda item: item[:2])
     return tuple(replace(session, number=index, round=number) for index, (*_, session) in enumerate(ordered))
 

@@ -42,14 +42,18 @@ class Address:
     timeout_seconds: float = 60.0
 
 
+class NotForDevelopers(ValueError):
+    """The settings let no simulated developers name themselves."""
+
+
 def simulation_token(settings: Settings) -> str:
     """Return the token with which simulated developers name themselves and see versions.
 
-    Raises ValueError where the settings have no such token, or do not let tokens name users.
+    Raises NotForDevelopers where the settings have no such token, or do not let tokens name users.
     """
     serving = settings.serving
     if serving.simulation_token is None or not serving.name_users:
-        raise ValueError(
+        raise NotForDevelopers(
             "serving.simulation_token or serving.name_users is not set, so the server would take all simulated developers for "
             "one user; `tabloop up --settings demo` starts a stack for them, with data of its own"
         )
@@ -57,7 +61,7 @@ def simulation_token(settings: Settings) -> str:
 
 
 def stack_address(settings: Settings) -> Address:
-    """Return the address of the local stack's server with the simulated developers' token. Raises ValueError without one."""
+    """Return the address of the stack's server with the simulated developers' token. Raises NotForDevelopers without one."""
     serving = settings.serving
     return Address(
         api_base=f"{serving.completions_url}/v1",

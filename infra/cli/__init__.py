@@ -23,13 +23,32 @@ __all__ = ["app", "main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (infra/cli/errors.py); by default the process's own arguments."""
+    from io import TextIOWrapper
+
+    _pass_proxies_by()
+    if isinstance(sys.stdout, TextIOWrapper):  # a locale without some letter costs that letter, not the command's answer
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = _run(arguments)
+    if sys.stdout is None:
+        return code
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         errors.discard_output()
         return errors.READER_GONE
     return code
+
+
+def _pass_proxies_by() -> None:
+    """Let no proxy of the environment stand before servers of this machine, which it would not reach; children inherit it."""
+    import os
+
+    kinds = {f"{scheme}_proxy" for scheme in ("http", "https", "all")}
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if given.strip() != "*" and kinds & {name.lower() for name, value in os.environ.items() if value}:
+        names = [name.strip() for name in given.split(",") if name.strip()]
+        own = ",".join(dict.fromkeys([*names, "127.0.0.1", "localhost", "::1"]))
+        os.environ |= {"no_proxy": own, "NO_PROXY": own}  # programs read the one or the other
 
 
 def _run(arguments: Sequence[str] | None) -> int:

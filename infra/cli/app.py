@@ -142,7 +142,7 @@ DeveloperKind = Annotated[
 ]
 Project = Annotated[str, typer.Option(help="project with a champion of its own (default: the common loop)", show_default=False)]
 SettingsFile = Annotated[
-    str,
+    str | None,
     typer.Option("--settings", metavar="FILE", help="settings file, or the name of one in infra/settings", show_default=False),
 ]
 
@@ -153,11 +153,11 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def use_settings(file: str) -> None:
-    """Let this process and its children read a settings file, if one is given."""
+def use_settings(file: str | None) -> None:
+    """Let this process and its children read a settings file, if one is given; the settings refuse an empty name."""
     import os
 
-    if file:
+    if file is not None:
         os.environ["TABLOOP_SETTINGS"] = os.path.abspath(file) if os.path.exists(file) else file
 
 
@@ -170,7 +170,7 @@ def use_demo_settings(file: str = "demo.toml") -> None:
 
 @app.callback()
 def options(
-    settings: SettingsFile = "",
+    settings: SettingsFile = None,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version and exit.")
     ] = False,

@@ -9,6 +9,7 @@ DONE, NO, WRONG_USE, NOT_READY, INTERRUPTED, READER_GONE = 0, 1, 2, 3, 130, 141
 answer, or work is left; the user interrupted the command; the program that reads the output has ended, as `head` does."""
 
 CODES = {
+    "evals.developers.transport.NotForDevelopers": WRONG_USE,
     "infra.settings.sources.SettingsError": WRONG_USE,
     "infra.stack.control.StackError": NO,
     "infra.stack.control.NoSuchPart": WRONG_USE,
@@ -24,6 +25,7 @@ CODES = {
     "infra.storage.store.Refused": WRONG_USE,
     "infra.storage.store.Unreachable": NOT_READY,
     "tasks.evaluation.models.base.NoWeights": WRONG_USE,
+    "tasks.evaluation.positions.NoCode": WRONG_USE,
     "tasks.experiments.reports.explain.UnknownVersion": NO,
     "tasks.experiments.reports.export.NotExported": NO,
     "tasks.experiments.reports.history.UnknownTest": NO,
@@ -46,6 +48,7 @@ ROOM = "`df -h` shows the disks: make room, then the same command again"
 OF_THE_MACHINE = {
     **dict.fromkeys(("EACCES", "EPERM", "EROFS", "ENOTDIR", "EEXIST"), OWN_FOLDER),
     **dict.fromkeys(("ENOSPC", "EDQUOT"), ROOM),
+    "EISDIR": "expected a file: name one in this directory, or another",
 }
 """The next step by the code of an error of the operating system that the user can mend."""
 

@@ -36,14 +36,18 @@ def invite(
 
     from infra import settings as settings_
     from infra.pages import editors
+    from infra.settings.section import http_address
     from infra.stack import token_check
 
+    if not all("!" <= character <= "~" for character in token):
+        raise errors.Failed("--token: expected a token as `tabloop invite` prints it, without blanks, in ASCII", errors.WRONG_USE)
     settings = settings_.load()
     serving = settings.serving
     with errors.expected(ValueError, code=errors.WRONG_USE):
         where = editors.reached(
             host or serving.completions_url, token, settings.model.name, project, "" if host else serving.feedback_url
         )
+        http_address(where.completions)  # no port beyond the last one
         for each in editor or ():
             editors.configure(each, where)  # a wrong name is refused before a token is made
     where = replace(where, token=token or _new_token(settings, name, project, table))

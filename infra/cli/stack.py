@@ -15,7 +15,7 @@ MODEL = "TABLOOP_MODEL__BASE"
 @command(STACK)
 def up(
     parts: Annotated[list[str] | None, typer.Argument(metavar="[PART]...", help="parts to start; none: all")] = None,
-    settings: SettingsFile = "",
+    settings: SettingsFile = None,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="directory of your base model, in place of model.base of the settings")
     ] = None,
@@ -43,7 +43,7 @@ def down() -> None:
 @command(STACK)
 def restart(
     part: Annotated[str, typer.Argument(metavar="[PART]", help="part to stop and start; none: all")] = "",
-    settings: SettingsFile = "",
+    settings: SettingsFile = None,
     paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
 ) -> None:
     """Stop and start one part, or the whole stack."""

@@ -49,6 +49,11 @@ CREDENTIALS = re.compile(r"(?<=//)[^/?#\s\"'\\]*@")
 SECRET_WORDS = ("key", "token", "secret", "password", "auth_string", "webhook", "valkey")
 """Words in the names of settings whose values no message shows."""
 HIDDEN = "**********"
+KINDS = {
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+    **dict.fromkeys(("dict_type", "model_type"), "expected a table"),
+}
+"""Words of TOML for the types of Python that the validation's messages name."""
 
 
 def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, kind: type[Settings] = Settings) -> Settings:
@@ -78,11 +83,12 @@ def _origin(keys: Keys, origins: Mapping[Keys, str], file: Path) -> str:
 
 def _explained(error: Any, origin: str) -> str:
     """Return one error of the validation in words."""
-    name = ".".join(map(str, error["loc"]))
+    named = error["loc"][-1:] == ("[key]",)  # the name of a table in a table is wrong, as that of a project
+    name = ".".join(map(str, error["loc"])).removesuffix(".[key]")
     # Of a missing key, or a rule between several settings, the input is the whole table.
-    text = f"{name}: " if isinstance(error["input"], dict) else f"{name} = {_shown(error)}: "
+    text = f"{name}: " if named or isinstance(error["input"], dict) else f"{name} = {_shown(error)}: "
     if error["type"] != "extra_forbidden":
-        return f"{text}{error['msg'].removeprefix('Value error, ')} ({origin})"
+        return f"{text}{KINDS.get(error['type'], error['msg'].removeprefix('Value error, '))} ({origin})"
     if near := nearest(name):
         return f"{text}no such setting ({origin}); did you mean {' or '.join(near)}?"
     hint = "some of earlier versions are constants now: `tabloop settings show --all` prints every setting"
@@ -103,7 +109,8 @@ def names(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def _shown(error: Any) -> str:
-    secret = any(word in str(error["loc"][-1:]) for word in SECRET_WORDS)
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    secret = any(word in name for word in SECRET_WORDS) and not name.endswith("_tokens")  # which is a number of them
     several = isinstance(error["input"], list)  # its tables may hold secrets
     return "(hidden)" if secret or several else masked(repr(error["input"]))
 

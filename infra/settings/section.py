@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 
 from infra.settings.release import ROOT
 
@@ -46,9 +46,18 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that refuses unknown keys, and true, infinity and NaN where a number is expected."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            kind = cls.model_fields[info.field_name or ""].annotation
+            if {int, float} & {kind, *get_args(kind)}:
+                raise ValueError(f"expected a number, got {str(value).lower()}")
+        return value
 
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Self:

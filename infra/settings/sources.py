@@ -139,7 +139,7 @@ def _read(file: Path, extended_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any
         chain = " -> ".join(map(str, (*extended_by, file)))
         raise SettingsError(f"{file}: extends itself: {chain}; remove one `extends`")
     try:
-        values = tomllib.loads(file.read_text())
+        values = tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:
         raise SettingsError(
             f"{file}: no settings file can be read there ({error.strerror}); name one that exists: `tabloop up --settings FILE`, "

@@ -18,10 +18,17 @@ class NoAnswer(DeployError):
 
 
 def connect(settings: Settings) -> httpx.Client:
-    """Return a client of Prefect's API with its credential."""
+    """Return a client of Prefect's API with its credential; another server's page is an error of transport."""
     orchestration = settings.orchestration
-    headers = authorization.of_prefect(orchestration)
-    return httpx.Client(base_url=orchestration.api, headers=headers, auth=CsrfTokens(orchestration.api), timeout=60)
+    headers, hooks = authorization.of_prefect(orchestration), {"response": [_refuse_pages]}
+    auth = CsrfTokens(orchestration.api)
+    return httpx.Client(base_url=orchestration.api, headers=headers, auth=auth, timeout=60, event_hooks=hooks)
+
+
+def _refuse_pages(response: httpx.Response) -> None:
+    kind = response.headers.get("content-type", "application/json").partition(";")[0]
+    if response.is_success and kind != "application/json":
+        raise httpx.RemoteProtocolError(f"it has {kind}, expected Prefect's JSON: another server or a proxy answers there")
 
 
 def explained(settings: Settings, error: httpx.HTTPError) -> DeployError:
@@ -38,7 +45,7 @@ def explained(settings: Settings, error: httpx.HTTPError) -> DeployError:
     if status:
         return DeployError(f"{api}: HTTP {status}: {error}")
     return NoAnswer(
-        f"{api}: no response: {error or type(error).__name__}; start Prefect's server, or correct the setting; "
+        f"{api}: no response of Prefect: {error or type(error).__name__}; start Prefect's server, or correct the setting; "
         "`tabloop status` shows the local one"
     )
 

@@ -72,7 +72,7 @@ def complete(client: httpx.Client, url: str, model: str, say: Callable[[str], No
         "stream": True,
         "stop": list(SPECIAL_TOKENS),
     }
-    began, text = time.monotonic(), ""
+    began, text, line = time.monotonic(), "", ""
     try:
         with client.stream("POST", f"{url}/v1/completions", json=body) as response:
             if not response.is_success:
@@ -80,7 +80,16 @@ def complete(client: httpx.Client, url: str, model: str, say: Callable[[str], No
                 _explain(response)
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise StepFailed(f"{event['error']['message']}\n  `tabloop status`, then the engines' logs")
+                    text += event["choices"][0]["text"]
+            if not text and "[DONE]" not in line:
+                raise ValueError("no event")
+    except (ValueError, LookupError, TypeError) as error:
+        raise StepFailed(
+            f"the stream has {line[:200]!r}\n  another program uses the port: `tabloop status`, and serving.port in the settings"
+        ) from error
     except httpx.HTTPError as error:
         raise StepFailed(f"the stream broke: {error!r}\n  an engine may have died: `tabloop status`, then its log") from error
     say(f"  ok  {(time.monotonic() - began) * 1000:.0f} ms: {prefix.splitlines()[-1]}[{text}]")

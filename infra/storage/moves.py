@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from infra.records import Move
 from infra.storage.scope import COMMON, Scope
-from infra.storage.store import ObjectStore
+from infra.storage.store import ObjectStore, Refused
 
 PREFIX = "moves/"
 DIGITS = 8
@@ -18,10 +18,18 @@ def key(number: int, scope: Scope = COMMON) -> str:
 
 
 def newest_number(store: ObjectStore) -> int:
-    """Return the number of the newest move, or 0. A log without gaps can be searched by halves, so a long one costs little."""
+    """Return the number of the newest move, or 0. A log without gaps can be searched by halves, so a long one costs little.
+
+    Raises Refused where no number is the last one.
+    """
     high = 1
     while store.exists(key(high, store.scope)):
         high *= 2
+        if high > 10**DIGITS:
+            place = store.uri(store.scope.prefix + PREFIX)
+            raise Refused(
+                f"{place} has every object that it is asked for: check that store.endpoint is an S3 server, and no page"
+            )
     low = high // 2
     return low + bisect_left(range(low + 1, high), True, key=lambda number: not store.exists(key(number, store.scope)))
 

@@ -108,7 +108,7 @@ def read_table(file: Path) -> dict[str, AccessToken]:
         ValueError: the file is missing, is not TOML, or describes a token wrongly; the message names file and field.
     """
     try:
-        return TokenTable(tokens=tomllib.loads(file.read_text())).tokens
+        return TokenTable(tokens=tomllib.loads(file.read_text("utf-8-sig"))).tokens
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: {error}; `tabloop token NAME --table {file}` writes such a file") from None
     except ValidationError as error:

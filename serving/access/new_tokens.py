@@ -51,7 +51,7 @@ def _entry(table: str, token: str, projects: Sequence[str], roles: Sequence[str]
 
 def _append(file: Path, lines: Sequence[str]) -> None:
     """Add lines to a file that only its owner reads; a reader sees all of them or none."""
-    before = file.read_text() if file.exists() else ""
+    before = file.read_text("utf-8-sig") if file.exists() else ""
     files.write(file, before + "\n".join([*([""] if before else []), *lines, ""]))
 
 

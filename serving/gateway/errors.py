@@ -62,7 +62,9 @@ def hint_of(path: str, own: Collection[str], other: OtherPort | None) -> str:
         return f"; did you mean {bare}, without a slash at its end?"
     longer = sorted((each for each in own if each.endswith(path)), key=len)
     shorter = sorted((each for each in own if len(each) > 1 and path.endswith(each)), key=len, reverse=True)
-    if not (near := [*longer, *shorter]):
+    last = path.lower().rstrip("/").rpartition("/")[2]
+    alike = sorted((each for each in own if last and each.endswith(f"/{last}")), key=len)
+    if not (near := [*longer, *shorter, *alike]):
         return ""
     return f"; did you mean {near[0]}? The address in the client's configuration has a part too many or too few"
 

@@ -94,7 +94,10 @@ class Answers:
         if row.completion_id:
             if request is None:
                 return row.completion_id in self._served
-            return not row.prefix and request.text is not None and not request.text.startswith(normal(row.shown))
+            if row.prefix or request.text is None:
+                return False
+            shown = normal(row.shown)  # which may lack the blanks at the start
+            return not (request.text.startswith(shown) or request.text.lstrip().startswith(shown))
         return not row.shown or (request is not None and began - request.arrived > self._join_seconds)
 
     def _move(self, own: Hashable, impression: _Impression, row: Feedback) -> None:

@@ -72,17 +72,21 @@ class Position:
         return bool(self.truth.strip())
 
 
+class NoCode(ValueError):
+    """The code holds no position of the kind that is asked for; the message says what to give."""
+
+
 class Code:
     """Source files from which positions are drawn, each file with the weight of its number of lines.
 
     Raises:
-        ValueError: no source has a line.
+        NoCode: no source has a line.
     """
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self.sources = tuple(source for source in sources if source.lines)
         if not self.sources:
-            raise ValueError("code: found no Python file with a line in it; give a directory of Python sources with --code")
+            raise NoCode("code: found no Python file with a line in it; give a directory of Python sources with --code")
         self._ends = list(accumulate(len(source.lines) for source in self.sources))
 
     def draw(self, rng: random.Random, several_lines: float = 0.0) -> Position:

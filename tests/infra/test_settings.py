@@ -113,6 +113,12 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(path: str, model: type
         ("", {"TABLOOP_NOTHING": "1"}, ["nothing", "no such setting"]),
         ("[serving", {}, ["not TOML"]),
         ("[serving]\nport = 70_000", {}, ["serving.port", "70000", "65535"]),
+        ("[serving]\nport = true", {}, ["serving.port = True", "expected a number, got true"]),
+        ("[serving.sampling]\nmax_tokens = true", {}, ["serving.sampling.max_tokens = True", "expected a number, got true"]),
+        ("[collect]\nsettle_seconds = inf", {}, ["collect.settle_seconds = inf", "finite number"]),
+        ("[serving]\nhosts = 'a'", {}, ["serving.hosts = 'a'", "expected a list"]),
+        ("[serving]\nlimits = 5", {}, ["serving.limits = 5", "expected a table"]),
+        ("[serving.projects.'a b']\nlogged = false", {}, ["serving.projects.a b: String should match pattern"]),
         ("[serving]\nfeedback_port = 8081", {}, ["feedback_port = 8081", "expected another port than serving.port"]),
         ("[store]\nendpoint = '127.0.0.1:9000'", {}, ["store.endpoint", "'127.0.0.1:9000'", "expected http://HOST:PORT"]),
         ("[registry]\nuri = 'http://mlflow:99999'", {}, ["registry.uri", "99999", "a port from 1 to 65535"]),
@@ -153,6 +159,11 @@ def test_what_is_no_table_or_address_is_named_beside_a_stacks_secrets(text: str,
     with pytest.raises(SettingsError) as error:
         load(tmp_path / "some.toml", given)
     assert f"  {words}" in str(error.value)
+
+
+def test_a_byte_order_mark_before_the_settings_is_left_out(tmp_path: Path) -> None:
+    (file := tmp_path / "notepad.toml").write_bytes(b"\xef\xbb\xbf[serving]\r\nport = 8085\r\n")
+    assert load(file, {}).serving.port == 8085
 
 
 def test_a_rule_between_settings_names_the_file_that_breaks_it(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def read_body(model: type[B], body: Fields, parent: str = "", status: int = 422,
         field, value = first["loc"][:1], first["input"]  # the rest of the location names one of the field's types
         name = parent + "".join(map(str, field)) or "body"
         expected = " or ".join([first["msg"], *(other["msg"] for other in others if other["loc"][:1] == field)])
-        got = f", got {short(value)!r}" if isinstance(value, str | int | float) else ""
+        got = f", got {short(value)}" if isinstance(value, str | int | float) else ""
         raise BadRequest(f"{name}: {expected}{got}" + (f"; {hint}" if hint else ""), name, status) from None
 
 
@@ -199,7 +199,7 @@ def read_text(body: Fields, name: str, path: str = "", *, optional: bool = False
     if optional and value is None:
         return ""
     if not isinstance(value, str):
-        raise BadRequest(f"{path or name}: expected a string, got {type(value).__name__}", path or name)
+        raise BadRequest(f"{path or name}: expected a string, got {short(value)}", path or name)
     return value
 
 
@@ -212,8 +212,10 @@ def read_flag(body: Fields, name: str, path: str = "") -> bool:
 
 
 def short(value: object) -> str:
-    """Return a value as errors show it: its first characters, or the type of a list or an object, whose text may be long."""
-    return type(value).__name__ if isinstance(value, dict | list) else str(value)[:40]
+    """Return the first characters of a value as JSON has it, or the kind of a list or an object, whose text may be long."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value, ensure_ascii=False)[:40]
 
 
 def read_count(body: Fields, name: str, minimum: int = 1) -> int | None:

@@ -90,7 +90,7 @@ def _request(body: Fields) -> CompletionRequest:
         raise BadRequest("prompt: expected a string; several prompts or token ids are not supported", "prompt")
     for name, (allowed, why) in UNSUPPORTED.items():
         if (value := body.get(name)) is not None and not any(_same(value, each) for each in allowed):
-            expected = f"expected {allowed[0]!r} or nothing" if allowed else "leave it out"
+            expected = f"expected {json.dumps(allowed[0])} or nothing" if allowed else "leave it out"
             raise BadRequest(f"{name}: {short(value)} is not supported, {expected}: {why}", name)
     suffix = None if body.get("suffix") is None else read_text(body, "suffix")
     try:
@@ -113,7 +113,7 @@ def _usage_requested(body: Fields) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise BadRequest(f"stream_options: expected an object, got {type(options).__name__}", "stream_options")
+        raise BadRequest(f"stream_options: expected an object, got {short(options)}", "stream_options")
     return read_flag(options, "include_usage", "stream_options.include_usage")
 
 

@@ -65,9 +65,10 @@ def outlook(store: ObjectStore, settings: Settings, now: float, days: float) -> 
     plan = make_plan(settings.experiment, settings.collect)
     traffic = recent(store, settings, plan, now, days)
     if not traffic.sums["judged"].sum():
+        more = "try `tabloop plan --days 28`" if days < 28 else "`tabloop status` shows whether requests and events arrive"
         raise NothingToPlan(
             f"no request of the last {days:g} days that a test would count: of people who take part (serving.terms.experiments, "
-            "serving.projects), with an answer; try `tabloop plan --days 28`"
+            f"serving.projects), with an answer; {more}"
         )
     proposal = propose(traffic, settings.experiment, settings.collect)
     sizes = () if store.scope.project else projects.sizes(by_project(store, settings, plan, now, days), settings, now)

@@ -290,6 +290,39 @@ def test_a_full_disk_and_a_folder_of_others_are_named(number: int, said: str) ->
     assert said in errors.message_of(error) and errors.code_of(OSError(2, "No such file", "x")) is None
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("demo", "--code", "DIR/none"), "--code DIR/none: no such directory; give one that holds Python files"),
+        (("demo", "--code", "DIR"), "ground 'later': 1 files hold no place of it; give more code with --code"),
+        (("developers", "--code", "DIR/none"), "--code DIR/none: no such directory; give one that holds Python files"),
+        (("developers", "--report", "DIR"), "DIR: Is a directory; expected a file: name one in this directory, or another"),
+        (("--settings", "team", "demo"), "serving.simulation_token or serving.name_users is not set"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_developers_that_cannot_type_are_refused_before_anything_starts(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.py").write_text("x = 1\n")
+    monkeypatch.setenv("TABLOOP_SETTINGS", "")  # the command sets it, and it goes with the test
+    monkeypatch.delenv("TABLOOP_SETTINGS")
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("infra.stack.control.up", lambda *parts, **options: pytest.fail("the stack starts"))
+    assert cli.main([word.replace("DIR", str(tmp_path)) for word in arguments]) == errors.WRONG_USE
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and said.replace("DIR", str(tmp_path)) in error
+
+
+@pytest.mark.parametrize("arguments", [("--settings", "", "status"), ("up", "--settings", "")], ids=" ".join)
+def test_an_empty_settings_file_is_not_the_default(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_SETTINGS", "team.toml")  # the command sets it, and it goes with the test
+    assert cli.main(arguments) == errors.WRONG_USE
+    assert "TABLOOP_SETTINGS = '': expected a settings file" in capsys.readouterr().err
+
+
 def test_a_home_folder_of_nobody_is_a_name_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _absolute("~no-such-user/code") == "~no-such-user/code"
     monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("getpwuid(): uid not found: 1000770000")))

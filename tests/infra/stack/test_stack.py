@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -333,6 +334,21 @@ def test_try_it_explains_that_nothing_listens(tmp_path: Path) -> None:
         lines: list[str] = []
         assert try_it.run(load(), lines.append) == 1
         assert "nothing listens" in lines[-1] and "tabloop up" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ('data: {"error": {"message": "the engine ended"}}\n\ndata: [DONE]\n\n', "the engine ended"),
+        ('data: {"choices": []}\n\n', "another program uses the port"),
+        ("data: <html>\n\n", "another program uses the port"),
+        ("<!doctype html>", "another program uses the port"),
+    ],
+)
+def test_try_it_explains_a_stream_that_fails(events: str, said: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=events))
+    with httpx.Client(transport=transport) as client, pytest.raises(try_it.StepFailed, match=said):
+        try_it.complete(client, "http://app", "m", lambda line: None)
 
 
 @pytest.mark.parametrize("opened", [-0.5, 0.5], ids=("before midnight", "after midnight"))

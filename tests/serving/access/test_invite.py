@@ -70,6 +70,9 @@ def test_the_local_stack_has_a_table_that_the_settings_name(state: Path, capsys:
     [
         (("--editor", "emacs"), "'emacs': expected one of continue, zed"),
         (("--host", "tabloop.example"), "'tabloop.example': expected the address of the completions port"),
+        (("--host", "http://tabloop.example:80811"), "with a port from 1 to 65535 or none"),
+        (("--token", "a b"), "--token: expected a token as `tabloop invite` prints it"),
+        (("--token", "clé"), "--token: expected a token as `tabloop invite` prints it"),
     ],
 )
 def test_a_wrong_option_makes_no_token(

@@ -258,6 +258,21 @@ async def test_an_invalid_body_gets_an_error_that_names_the_field(house: House, 
     assert house.rows("completions") == []
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"stream": "true"}, 'stream: expected true or false, got "true"'),
+        ({"max_tokens": "64"}, 'max_tokens: expected a whole number of at least 1, got "64"'),
+        ({"suffix": ["x"]}, "suffix: expected a string, got a list"),
+        ({"stream_options": []}, "stream_options: expected an object, got a list"),
+        ({"echo": True}, "echo: true is not supported, expected false or nothing: the response does not repeat the prompt"),
+        ({"segments": {"prefix": None}}, "segments.prefix: expected a string, got null"),
+    ],
+)
+async def test_an_error_has_the_value_as_the_client_sent_it(house: House, body: dict[str, Any], message: str) -> None:
+    assert (await house.complete(**body)).json()["error"]["message"] == message
+
+
 async def test_errors_have_openais_shape(house: House) -> None:
     url = house.urls[0]
     responses = [

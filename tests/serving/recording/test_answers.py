@@ -46,7 +46,7 @@ def history(seed: int) -> tuple[list[Completion], list[Feedback]]:
                 own = {
                     "prefix": "",
                     "suffix": "",
-                    "shown": draw.choice(["", "", text[:2], "else"]),
+                    "shown": draw.choice(["", "", text[:2], text.strip(), "else"]),
                     "completion_id": f"c{number}",
                 }
                 sender = draw.choice([user] * 19 + ["eve"])

@@ -132,6 +132,10 @@ async def test_what_a_client_probes_refuses_a_wrong_token_and_says_when_nothing_
         (1, "/v1/feedback/", "did you mean /v1/feedback, without a slash at its end?"),
         (0, "/v1/completions/infill", "did you mean /infill?"),
         (1, "/events", "did you mean /v1/events?"),
+        (0, "/v1/fim/completions", "did you mean /v1/completions?"),
+        (0, "/v1/engines/copilot-codex/completions", "did you mean /v1/completions?"),
+        (0, "/v1//completions", "did you mean /v1/completions?"),
+        (0, "/v1/Completions/", "did you mean /v1/completions?"),
     ],
 )
 async def test_a_wrong_address_is_answered_with_the_right_one(team: House, port: int, path: str, said: str) -> None:

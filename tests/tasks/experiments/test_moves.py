@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infra.records import Move, Verdict
 from infra.registry.client import MOVE_TAG, PREVIOUS_TAG, RegistryError
 from infra.storage import moves as log
+from infra.storage.store import Refused
 from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.stages.states import state_of
@@ -44,6 +45,14 @@ def test_a_test_and_its_verdict_are_recorded_as_moves_of_the_gate() -> None:
         ("1", "champion", "retired"),
     ]
     assert moves.catch_up(store, registry.client, NOW + 9) == []
+
+
+def test_a_server_that_has_every_object_is_no_endless_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryStore, "exists", lambda store, key: True)
+    with pytest.raises(
+        Refused, match=r"moves/ has every object that it is asked for: check that store\.endpoint is an S3 server"
+    ):
+        log.newest(MemoryStore())
 
 
 def test_an_alias_moved_in_mlflow_is_recorded_once_as_a_move_by_hand_and_followed() -> None:

@@ -158,6 +158,8 @@ def test_requests_of_people_who_take_part_in_no_test_are_not_planned_for_but_fil
     assert "Let more developers take part" in plan_test(store, nobody, NOW).planned
     with pytest.raises(NothingToPlan, match=r"of people who take part \(serving.terms.experiments"):
         outlook(store, nobody, NOW, 7.0)
+    with pytest.raises(NothingToPlan, match=r"with an answer; `tabloop status` shows whether"):
+        outlook(store, nobody, NOW, 28.0)
 
 
 def test_without_any_request_the_plan_says_that_there_is_nothing_to_plan_from() -> None:
