@@ -121,7 +121,7 @@ def spans(data: bytes) -> Iterator[Span]:
         for match in pattern.finditer(data):
             if is_one(match.group(match.lastindex)[:JUDGED]):
                 yield match.span(match.lastindex)
-    for match in URL.finditer(data):
+    for match in URL.finditer(data) if b"@" in data else ():
         value = match.group(match.lastindex)
         if not is_placeholder(value) and value != b"port":
             yield match.span(match.lastindex)
@@ -148,7 +148,7 @@ def _near_names(data: bytes) -> Iterator[Span]:
 
 def _following(data: bytes) -> Iterator[Span]:
     """Yield the spans of values after a flag, a command or a directive."""
-    for pattern in (FLAG, COMMAND, DIRECTIVE):
+    for pattern in (FLAG, COMMAND, DIRECTIVE) if b"--" in data else (COMMAND, DIRECTIVE):
         for match in pattern.finditer(data):
             start = match.end()
             value = WORD.match(data, start, start + JUDGED)

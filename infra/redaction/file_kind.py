@@ -45,13 +45,20 @@ def values(language: str, prefix: bytes, suffix: bytes) -> Values:
         return "words"
     if not lines:
         return "quoted"
-    if _mostly(lines, lambda line: ENV.match(line) is not None) or any(SHELL.match(line) for line in lines[:3]):
+    # What a pattern cannot do without is looked for first: that rules most lines of code out for a tenth of the time.
+    if _mostly(lines, lambda line: b"=" in line and ENV.match(line) is not None) or any(SHELL.match(line) for line in lines[:3]):
         return "words"
-    if _mostly(lines, lambda line: YAML.match(line) is not None and PYTHON_BLOCK.match(line) is None):
+    if _mostly(lines, _is_yaml):
         return "lines"
-    if _mostly(lines, lambda line: INI.match(line) is not None) and any(SECTION.match(line) for line in lines):
+    sections = any(line.startswith(b"[") and SECTION.match(line) for line in lines)
+    if sections and _mostly(lines, lambda line: INI.match(line) is not None):
         return "lines"
     return "quoted"
+
+
+def _is_yaml(line: bytes) -> bool:
+    may_be = b":" in line or line.startswith(b"-")
+    return may_be and YAML.match(line) is not None and PYTHON_BLOCK.match(line) is None
 
 
 def _mostly(lines: Sequence[bytes], has_form: Callable[[bytes], bool]) -> bool:

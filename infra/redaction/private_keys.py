@@ -8,6 +8,7 @@ from infra.redaction.randomness import looks_random
 
 MARKS = ("PRIVATE KEY", "OpenVPN Static key", "PuTTY-User-Key-File", "Private-Lines", "Private-MAC")
 """One of these stands in every marker."""
+MARK_BYTES = tuple(mark.encode() for mark in MARKS)
 BEGIN = compile_bytes(r"-----BEGIN (?:[A-Z0-9 ]*PRIVATE KEY|OpenVPN Static key)|PuTTY-User-Key-File|Private-Lines:")
 END = compile_bytes(r"-----END (?:[A-Z0-9 ]*PRIVATE KEY|OpenVPN Static key)|Private-MAC:")
 BODY = compile_bytes(r"[A-Za-z0-9+/]{60,}={0,2}")
@@ -38,6 +39,8 @@ def spans(data: bytes) -> Iterator[Span]:
 
 def _blocks(data: bytes) -> Iterator[Span]:
     """Yield the spans of marked keys: whole lines."""
+    if not any(mark in data for mark in MARK_BYTES):
+        return
     begins = [match.start() for match in BEGIN.finditer(data)]
     ends = [match.end() for match in END.finditer(data)]
     if ends and (not begins or ends[0] < begins[0]):

@@ -8,22 +8,37 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
+import orjson
 from aiohttp import web
 
 Row = list[Any]
+Encode = Callable[[list[Row]], str]
+COMPACT = json.JSONEncoder(separators=(",", ":"))
 MAX_WAIT_SECONDS = 0.016
 """Longest delay of a row that can wait: one frame of a 60 Hz screen."""
+
+
+def decoded(message: str) -> list[Row]:
+    """Return the rows of a message. An engine with broken weights samples with log-probabilities of NaN, which JSON lacks."""
+    try:
+        return orjson.loads(message)
+    except orjson.JSONDecodeError:
+        return json.loads(message)
 
 
 class Outbox:
     """A queue of outgoing rows. `run` sends them in order, as JSON lists of rows."""
 
-    def __init__(self, socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
+    def __init__(
+        self,
+        socket: web.WebSocketResponse | aiohttp.ClientWebSocketResponse,
+        encode: Encode = COMPACT.encode,
+    ) -> None:
+        self._socket, self._encode = socket, encode
         self._rows: list[Row] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +78,7 @@ class Outbox:
     async def _send(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
-            await self._socket.send_str(json.dumps(rows, separators=(",", ":")))
+            await self._socket.send_str(self._encode(rows))
 
     def _end_iteration(self) -> None:
         self._sent_now = False
@@ -74,18 +89,20 @@ class Inbox:
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
         self.done = False
         """The last row has arrived: the request needs no stop."""
 
     def put(self, row: Row) -> None:
         self._rows.append(row)
-        self._wake.set()
+        if self._waiting and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def take(self) -> list[Row]:
         """Wait for at least one row, and return all rows received since the last call."""
-        await self._wake.wait()
-        self._wake.clear()
+        if not self._rows:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         rows, self._rows = self._rows, []
         return rows
 
@@ -97,7 +114,7 @@ class Channel:
         self._socket = socket
         self._lost = lost
         """Row given to every waiting request when the connection ends."""
-        self._outbox = Outbox(socket)
+        self._outbox = Outbox(socket, lambda rows: orjson.dumps(rows).decode())  # long, and without NaN
         self._inboxes: dict[int, Inbox] = {}
         self._numbers = itertools.count()
         self._sending = asyncio.create_task(self._outbox.run())
@@ -122,7 +139,7 @@ class Channel:
     async def _read(self) -> None:
         try:
             async for message in self._socket:
-                for number, *row in json.loads(message.data):
+                for number, *row in decoded(message.data):
                     if inbox := self._inboxes.get(number):
                         inbox.put(row)
         finally:

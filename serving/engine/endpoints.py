@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from infra.http.web import foreign
 from infra.model.batches import MAX_BYTES, Batch, BatchResult
 from serving.engine import scraped
-from serving.engine.channel import Outbox
+from serving.engine.channel import Outbox, decoded
 from serving.engine.protocol import Delta, EngineRequest, Health, SwapRefused, SwapResult, WrongVersion
 from serving.engine.unauthenticated import Unauthenticated
 from serving.engine.version_cache import Download
@@ -130,7 +130,7 @@ class Endpoints:
         running = self._running[socket] = {}
         try:
             async for message in socket:
-                for number, *fields in json.loads(message.data):
+                for number, *fields in decoded(message.data):
                     if fields:
                         running[number] = asyncio.create_task(self._complete(number, fields[0], outbox))
                         # A callback, because a task cancelled before its first step runs none of its own code.

@@ -90,10 +90,6 @@ class Delta:
             return cls(*row)
         return cls(row[0], row[1], row[2], row[3], tuple((v, a, b) for v, a, b in row[4]))
 
-    def merge(self, later: "Delta") -> "Delta":
-        """Return this delta and the next one, of the same version, as one."""
-        return Delta(self.token_ids + later.token_ids, self.logprobs + later.logprobs, later.version, later.finish, later.spans)
-
 
 @dataclass(frozen=True)
 class Health:

@@ -5,9 +5,10 @@ import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
 
 from infra.records import ShowLevel
 from infra.settings.schema import Showing
@@ -67,10 +68,21 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
             formats.setdefault(completions.path, []).append((dialect, completions))
     for path, choices in formats.items():
         # Starlette's route: FastAPI's would look for dependencies in each request, and there are none.
-        app.add_route(path, _endpoint(gateway, shadow, model, choices), methods=["POST"])
+        app.add_route(path, cast(Any, Endpoint(_endpoint(gateway, shadow, model, choices))), methods=["POST"])
         answer = any_of([completions.answer for _, completions in choices])
         body = any_of([completions.schema for _, completions in choices])
         app.posts[path] = Post(body, answers(answer, events=True), (LEVEL_HEADER,))
+
+
+class Endpoint:
+    """An endpoint as an ASGI app: Starlette gives a function handlers of errors of its own, which each chunk passes in vain."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
 
 
 def _endpoint(

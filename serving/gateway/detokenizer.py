@@ -104,7 +104,7 @@ class Detokenizer:
 
     def _possible_stop(self) -> int:
         """Return the number of characters at the end that may begin a stop string; those returned already begin none."""
-        for start in range(len(self.text), len(self.generated)):
+        for start in range(len(self.text), len(self.generated)) if self._stop else ():
             end = self.generated[start:]
             if any(stop.startswith(end) for stop in self._stop):
                 return len(end)

@@ -1,7 +1,6 @@
 """Sends a generation to the client, and stops it when the client leaves."""
 
 import asyncio
-import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +25,7 @@ class CompletionResponse(Response, ABC):
     """Runs a generation while it watches the connection; when the client leaves, the generation ends."""
 
     def __init__(self, generation: Generation, recorder: Recorder, answered: Answered) -> None:
-        super().__init__()
+        # Not Starlette's own, which encodes headers and a body that nobody sends.
         self.generation = generation
         self._recorder = recorder
         self._answered = answered
@@ -34,16 +33,23 @@ class CompletionResponse(Response, ABC):
         self._recorded: tuple[Completion, tuple[float, float]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._work(send))
-        left = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            left.cancel()
-            if not work.done():
+        work, answering = asyncio.current_task(), True
+        assert work is not None
+
+        def stop(left: asyncio.Task[None]) -> None:
+            if answering and not left.cancelled():
                 work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+
+        left = asyncio.create_task(_disconnected(receive))
+        left.add_done_callback(stop)
+        try:
+            await self._work(send)
+        except asyncio.CancelledError:
+            if not left.done() or work.uncancel():  # by others than `stop`
+                raise
+        finally:
+            answering = False
+            left.cancel()
 
     async def _work(self, send: Send) -> None:
         try:

@@ -50,6 +50,7 @@ def make_server(app: FastAPI, connections: Connections, **options: Any) -> Serve
         timeout_keep_alive=cast(Any, connections.deadlines.keep_alive),
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # no part reads a client's address or scheme but the limits, which count connections
         **options,
     )
     return Server(config)

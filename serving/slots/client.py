@@ -178,21 +178,21 @@ class EngineClient:
 
     def _deltas(self, rows: Sequence[Row]) -> Iterator[Delta]:
         """Parse rows, merging neighbours of one version. An error row raises its class in FAILURES, or EngineDown."""
-        pending: Delta | None = None
+        merged: list[Row] = []
+        error: Row = []
         for row in rows:
-            failed = isinstance(row[0], int)
-            delta = None if failed else Delta.parse(row)
-            if pending and delta and pending.version == delta.version:
-                pending = pending.merge(delta)
-                continue
-            if pending:
-                yield pending
-            pending = delta
-            if failed:
-                status, explanation = row
-                raise FAILURES.get(status, EngineDown)(f"{self.url}: {status}: {explanation}")
-        if pending:
-            yield pending
+            if isinstance(row[0], int):
+                error = row
+                break
+            if merged and merged[-1][2] == row[2]:
+                tokens, logprobs, *_ = merged[-1]
+                merged[-1] = [tokens + row[0], logprobs + row[1], *row[2:]]
+            else:
+                merged.append(row)
+        yield from map(Delta.parse, merged)
+        if error:
+            status, explanation = error
+            raise FAILURES.get(status, EngineDown)(f"{self.url}: {status}: {explanation}")
 
     async def _call(self, kind: type[A], method: str, path: str, *, timeout: float, **body: Any) -> A:
         """Return the engine's answer. Raises SwapRefused, or EngineDown, also for an answer of another server at this address."""

@@ -126,9 +126,10 @@ class Renderer:
         first = len(ids) - self.max_prefix_tokens
         if first <= 0:
             return ids
-        offsets = encoded.offsets  # each access builds a new list
         starts = range(first, first + self.max_prefix_tokens // 4)
-        return ids[next((i for i in starts if prefix[offsets[i][0] - 1] == "\n"), first) :]
+        # Not `encoded.offsets`, which builds a list of all of them.
+        at_line = (i for i in starts if (at := encoded.token_to_chars(i)) and prefix[at[0] - 1] == "\n")
+        return ids[next(at_line, first) :]
 
     def _id(self, token: str) -> int:
         identifier = self.tokenizer.token_to_id(token)

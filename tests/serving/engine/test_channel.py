@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, cast
@@ -155,6 +156,22 @@ async def test_leaving_a_request_at_once_leaves_no_generation_running() -> None:
         assert len(await _generate(client, REQUEST)) >= 1
         (running,) = engine.endpoints._running.values()
         assert running == {} and len(engine.requests) == 2
+
+
+async def test_log_probabilities_that_are_no_numbers_arrive_with_those_that_are() -> None:
+    engine = FakeEngine([5, 6])
+    async with client_of(engine) as client:
+        for logprob in (math.nan, -math.inf, -1e-7):
+            engine.logprob = logprob
+            received = [p for delta in await _generate(client, REQUEST) for p in delta.logprobs]
+            assert str(received) == str([logprob] * 2)
+
+
+def test_the_first_of_two_errors_ends_a_completion_after_its_tokens() -> None:
+    client, received = EngineClient(cast(Any, None), "http://e", None), list[Delta]()
+    with pytest.raises(EngineDown, match="500: first"):
+        received.extend(client._deltas([[[5], [-1.0], "0"], [[6], [-2.0], "0"], [500, "first"], [503, "second"]]))
+    assert received == [Delta([5, 6], [-1.0, -2.0], "0")]
 
 
 async def test_a_refused_request_gets_the_reason() -> None:
