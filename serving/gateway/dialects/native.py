@@ -33,7 +33,8 @@ DECIDED: tuple[NotTaken, ...] = ("typed_away", "rejected")
 """Reasons of developers who saw the completion and did not want it; an event with such a reason and no outcome is a rejection."""
 HINT = "infra/docs/editors/feedback.md has the fields"
 TAKEN: tuple[Outcome, ...] = ("accepted", "retained")
-
+REPORT = ("settled", "settled_kept", "settled_total", "reason")
+"""Fields without which an event with an outcome still counts."""
 
 Characters = Annotated[
     int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n), Field(ge=0, le=MAX_CHARACTERS)
@@ -44,7 +45,7 @@ Characters = Annotated[
 class NativeEvent(FeedbackBody):
     """`POST /v1/feedback`, for editors that know the server's completion id."""
 
-    dispensable = frozenset({"accepted_characters", "elapsed_ms", "seen_ms", "language"})
+    dispensable = frozenset({"accepted_characters", "elapsed_ms", "seen_ms", "language", *REPORT})
     completion_id: Identifier = Field(min_length=1)
     outcome: Outcome | None = None
     """What the developer did; left out of an event that only reports the settled text or why nothing was taken."""
@@ -61,9 +62,17 @@ class NativeEvent(FeedbackBody):
     language: Identifier = ""
 
 
+class NativeReport(NativeEvent):
+    """An event without an outcome: it has its report alone."""
+
+    dispensable = NativeEvent.dispensable - frozenset(REPORT)
+
+
 def parse_event(body: Fields, query: Fields) -> FeedbackEvent:
     """Read a body of /v1/feedback. Raises BadRequest."""
-    event = read_body(NativeEvent, body, hint=HINT)
+    event = read_body(NativeReport if body.get("outcome") is None else NativeEvent, body, hint=HINT)
+    if {"settled_kept", "settled_total"} & set(event.odd):
+        event = event.model_copy(update={"settled_kept": None, "settled_total": None})
     _check_settled(event)
     outcome = event.outcome or ("rejected" if event.reason in DECIDED else "shown")
     for name, why in REQUIRED.get(outcome, {}).items():

@@ -71,6 +71,24 @@ async def test_a_wrong_report_is_refused_by_name(house: House, body: dict[str, A
     assert not house.rows("feedback")
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"settled": "x" * 10_001},
+        {"settled": ["x"]},
+        {"settled_kept": 12, "settled_total": 10_001},
+        {"settled_kept": -1, "settled_total": 40},
+        {"reason": "bored"},
+    ],
+)
+async def test_what_is_wrong_in_a_report_costs_no_outcome(house: House, report: dict[str, Any]) -> None:
+    for outcome in ("accepted", "rejected"):
+        answer = await house.send_feedback("/v1/feedback", {"completion_id": "c", "outcome": outcome, **report})
+        assert answer.status_code == 200
+    rows = [(row.outcome, row.settled, row.settled_kept, row.settled_total, row.reason) for row in house.rows("feedback")]
+    assert rows == [("accepted", None, None, None, ""), ("rejected", None, None, None, "")]
+
+
 async def test_the_settled_text_of_who_opted_out_is_not_recorded(house: House) -> None:
     headers = {"X-Tabloop-Opt-Out": "1"}
     await house.client.post(house.urls[0] + "/v1/completions", json=NAMED, headers=headers)
