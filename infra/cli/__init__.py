@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (infra/cli/errors.py); by default the process's own arguments."""
     from io import TextIOWrapper
 
-    _pass_proxies_by()
+    _bypass_proxies()
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without some letter costs that letter, not the command's answer
         sys.stdout.reconfigure(errors="backslashreplace")
     code = _run(arguments)
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _pass_proxies_by() -> None:
-    """Let no proxy of the environment stand before servers of this machine, which it would not reach; children inherit it."""
+def _bypass_proxies() -> None:
+    """Reach the servers of this machine without the environment's proxy, which cannot reach them; children inherit this."""
     import os
 
     kinds = {f"{scheme}_proxy" for scheme in ("http", "https", "all")}

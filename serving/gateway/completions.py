@@ -75,7 +75,7 @@ def add_completions(app: DocumentedApp, gateway: Gateway) -> None:
 
 
 class Endpoint:
-    """An endpoint as an ASGI app: Starlette gives a function handlers of errors of its own, which each chunk passes in vain."""
+    """An endpoint as an ASGI app: a function gets error handlers of its own, which each chunk passes, beside those of the app."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
         self._answer = answer

@@ -50,7 +50,7 @@ def make_server(app: FastAPI, connections: Connections, **options: Any) -> Serve
         timeout_keep_alive=cast(Any, connections.deadlines.keep_alive),
         log_level="warning",
         access_log=False,
-        proxy_headers=False,  # no part reads a client's address or scheme but the limits, which count connections
+        proxy_headers=False,  # the limits count connections, and a developer's own page reads the scheme itself
         **options,
     )
     return Server(config)

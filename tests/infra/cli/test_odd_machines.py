@@ -75,7 +75,7 @@ def test_servers_of_this_machine_are_reached_past_a_proxy(
     [(">&-", {}, ""), ("", {"PYTHONIOENCODING": "ascii"}, 'model.name = "m\\xfcller"  (TABLOOP_MODEL__NAME)\n')],
     ids=["no output", "a locale without the letter"],
 )
-def test_an_output_that_lacks_costs_no_command(closed: str, environment: dict[str, str], out: str) -> None:
+def test_a_closed_output_or_a_missing_letter_costs_no_traceback(closed: str, environment: dict[str, str], out: str) -> None:
     command = f"{sys.executable} -m infra.cli settings show model.name {closed}"
     variables = {**os.environ, "TABLOOP_MODEL__NAME": "müller", **environment}
     ended = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, env=variables, check=False)
