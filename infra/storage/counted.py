@@ -14,15 +14,13 @@ import io
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from infra.storage.parquet import packed
 from infra.storage.store import AlreadyExists, ObjectStore, sha256
@@ -37,7 +35,7 @@ NAME = re.compile(r"/(?P<level>hour|day)/(?P<begin>\d{4}-\d\d-\d\dT\d\d)-(?P<num
 RELEASE = f"release-3-{pl.__version__}"
 """Number of the columns and of their meaning, and of the library whose hashes the inputs hold: hours of another release are made
 again, beside them."""
-ABOUT = b"tabloop.counted"
+ABOUT = "tabloop.counted"
 OBJECTS = {
     **{"kind": pl.String, "key": pl.String, "sha256": pl.String, "rows": pl.Int64},
     **{"first": pl.Float64, "last": pl.Float64, "since": pl.Float64},
@@ -255,7 +253,7 @@ def _packed(inputs: Inputs) -> bytes:
 
 
 def _bytes(rows: pl.DataFrame, about: dict[str, str]) -> bytes:
-    table = rows.to_arrow(compat_level=pl.CompatLevel.oldest()).replace_schema_metadata({ABOUT: json.dumps(about).encode()})
+    table = rows.to_arrow(compat_level=pl.CompatLevel.oldest()).replace_schema_metadata({ABOUT: json.dumps(about)})
     return packed(table)
 
 
@@ -266,17 +264,17 @@ def _table(store: ObjectStore, key: str) -> tuple[pl.DataFrame, dict[str, object
     except KeyError:
         raise Unusable(f"{store.uri(key)} is missing") from None
     try:
-        table = pq.ParquetFile(pa.BufferReader(body)).read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+        about = _about(pl.read_parquet_metadata(io.BytesIO(body)))
+        rows = pl.read_parquet(io.BytesIO(body))  # in a third of the time of Arrow's reader
+    except (pl.exceptions.PolarsError, OSError) as error:
         raise Unusable(f"{store.uri(key)} cannot be read: {error}") from None
-    about = _about(table.schema.metadata or {})
     if (release := about.get("release")) != RELEASE:
         raise Unusable(f"{store.uri(key)} is of release {release!r}, expected {RELEASE!r}")
-    return pl.DataFrame(pl.from_arrow(table.replace_schema_metadata(None))), about, sha256([body])
+    return rows, about, sha256([body])
 
 
-def _about(metadata: dict[bytes, bytes]) -> dict[str, object]:
+def _about(metadata: Mapping[str, str]) -> dict[str, object]:
     """Return what an object's metadata say about it; empty where they say nothing."""
     with suppress(ValueError, TypeError):
-        return dict(json.loads(metadata.get(ABOUT, b"{}")))
+        return dict(json.loads(metadata.get(ABOUT, "{}")))
     return {}

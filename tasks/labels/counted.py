@@ -94,7 +94,9 @@ def read_requests(
         own_rows(store.scope),
         *(~pl.col(name).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for name, names in erased.columns()),
     )
-    once = rows.sort("time", "id").unique("id", keep="last", maintain_order=True)
+    once = rows.sort("time", "id")
+    if once["id"].n_unique() < once.height:  # which takes a third of the time of `unique`
+        once = once.unique("id", keep="last", maintain_order=True)
     return Counted(by_own_rules(once.drop("level")), found.inputs)
 
 
@@ -328,7 +330,8 @@ class Making:
 
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+    has = rows.schema
+    return rows.select(*COLUMNS).with_columns(pl.col(name).cast(kind) for name, kind in COLUMNS.items() if has[name] != kind)
 
 
 def _plain(rows: pl.DataFrame) -> pl.DataFrame:

@@ -21,13 +21,13 @@ MOST_PROJECTS = 20
 MOST_LANGUAGES = 30
 """Languages with a group of their own, those with the most requests: clients may make up any number of names."""
 
-JUDGED = pl.col("outcome").cast(pl.String).is_in(get_args(LabelOutcome)).fill_null(False)
+JUDGED = pl.col("outcome").is_in(get_args(LabelOutcome)).fill_null(False)
 """The developer decided about it."""
 SHOWN = JUDGED | ~(
     pl.col("withheld")
     | pl.col("blank")
-    | (pl.col("finish_reason").cast(pl.String) == "disconnected")
-    | pl.col("not_taken").cast(pl.String).is_in(["cancelled", "empty"]).fill_null(False)
+    | (pl.col("finish_reason") == "disconnected")
+    | pl.col("not_taken").is_in(["cancelled", "empty"]).fill_null(False)
 )
 """The developer saw it. An editor closes the connection of a completion that is typed over; one that was shown has an answer."""
 VISIBLE = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
@@ -43,8 +43,8 @@ KEPT = pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", _KNOWN)).ot
 """Accepted characters that stand in the settled text; all accepted ones where that is unknown (null values are ignored)."""
 COMPLETED = pl.when(pl.col("written").is_not_null()).then(KEPT)
 TYPED = pl.max_horizontal(pl.col("written") - KEPT, pl.lit(0))
-REJECTED = JUDGED & (pl.col("outcome").cast(pl.String) == "rejected")
-CANCELLED = REJECTED & (pl.col("not_taken").cast(pl.String) == "rejected")
+REJECTED = JUDGED & (pl.col("outcome") == "rejected")
+CANCELLED = REJECTED & (pl.col("not_taken") == "rejected")
 """The developer dismissed it."""
 QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
 """Rejected before it can have been read."""

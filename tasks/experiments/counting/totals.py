@@ -7,7 +7,7 @@ the same rates. If each developer has a token, all users of one credential count
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -176,12 +176,12 @@ def total(
     during = made.filter(pl.col("time") <= until)
     since = _later_from(experiment, until)
     young = made.filter(pl.col("time") >= since) if experiment.stage.name == "anchor" else made
-    sums = _capped(during, plan, {LATER: pl.col("time") >= since, IN_BLOCK: pl.col("in_block")})
-    at_once = _capped(young, plan.model_copy(update={"max_credential_weight": 1.0}), {})
-    earlier = _sums(before, plan, {}, "user").with_columns(pl.col("requests").alias(MADE))
+    watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
+    sums = _capped(during, plan, SUMS, {LATER: pl.col("time") >= since, IN_BLOCK: pl.col("in_block")})
+    at_once = _capped(young, plan.model_copy(update={"max_credential_weight": 1.0}), watched)
+    earlier = _sums(before, plan, SUMS, {}, "user").with_columns(pl.col("requests").alias(MADE))
     names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
     arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
-    watched = ("requests", *(metric.name for metric in METRICS if metric.immediate))
     recent = {arm: _by_user(at_once.filter(pl.col("arm") == arm), names) for arm in ARMS}
     return ArmTotals(
         immediate={arm: _arrays_of(by_user, watched) for arm, by_user in recent.items()},
@@ -252,7 +252,7 @@ def weights(during: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     It is 0 for users whom a test by user sets aside, since both arms served them.
     """
     keys = ("arm", "user", "credential")
-    sums = _sums(during, plan, {}, *keys)
+    sums = _sums(during, plan, ("requests",), {}, *keys)
     capped = cap_requests(sums, plan).join(sums.select(*keys, made="requests"), on=keys, how="left")
     weight = pl.col("requests") / pl.col("made")
     if plan.design == "by_user":
@@ -321,10 +321,13 @@ def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     ).drop("block", "turn", "members")
 
 
-def _capped(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr]) -> pl.DataFrame:
-    """Return the sums by arm, user and credential, of all rows and of parts, scaled down for busy users and credentials."""
+def _capped(
+    rows: pl.DataFrame, plan: Plan, names: Collection[str], parts: Mapping[str, pl.Expr] | None = None
+) -> pl.DataFrame:
+    """Return the sums of these names by arm, user and credential, of all rows and of parts, scaled down for busy users and
+    credentials."""
     keys = ("arm", "user", "credential")
-    sums = _sums(rows, plan, parts, *keys)
+    sums = _sums(rows, plan, names, parts or {}, *keys)
     uncapped = rows.group_by(keys).agg(pl.col(*UNCAPPED).sum())
     return cap_requests(sums, plan).join(uncapped, on=keys, how="left", maintain_order="left")
 
@@ -355,14 +358,17 @@ def _median_requests(sums: pl.DataFrame) -> float:
     return float(np.median(by_user.to_numpy())) if len(by_user) else 0.0
 
 
-def _sums(rows: pl.DataFrame, plan: Plan, parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
-    """Return every sum by these keys, of all rows and of each part (with its prefix), in a fixed order."""
-    valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **values(plan))
-    sums = valued.group_by(keys).agg(pl.col(*SUMS).sum())
+def _sums(
+    rows: pl.DataFrame, plan: Plan, names: Collection[str], parts: Mapping[str, pl.Expr], *keys: str
+) -> pl.DataFrame:
+    """Return the sums of these names by these keys, of all rows and of each part (with its prefix), in a fixed order."""
+    of_names = {name: value for name, value in values(plan).items() if name in names}
+    valued = rows.select(*keys, **{f"is_{name}": part for name, part in parts.items()}, **of_names)
+    sums = valued.group_by(keys).agg(pl.col(*of_names).sum())
     for part in parts:  # each by itself, since a filter within a group costs ten times as much
-        names = [pl.col(name).sum().alias(part + name) for name in SUMS]
-        of_part = valued.filter(f"is_{part}").group_by(keys).agg(names)
-        sums = sums.join(of_part, on=keys, how="left").with_columns(pl.col(part + name).fill_null(0.0) for name in SUMS)
+        own = [pl.col(name).sum().alias(part + name) for name in of_names]
+        of_part = valued.filter(f"is_{part}").group_by(keys).agg(own)
+        sums = sums.join(of_part, on=keys, how="left").with_columns(pl.col(part + name).fill_null(0.0) for name in of_names)
     return sums.sort(keys)
 
 
