@@ -1,6 +1,7 @@
 """Convert event objects to frames, checked by column; only rows that look wrong go through their record's validator."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin
 
@@ -17,7 +18,8 @@ PLAIN: Mapping[Any, type[pl.DataType]] = {str: pl.String, float: pl.Float64, int
 ARROW = {pl.String: pa.string(), pl.Float64: pa.float64(), pl.Int64: pa.int64(), pl.Boolean: pa.bool_()}
 
 
-def schema(record: type[Record]) -> dict[str, pl.DataType]:
+@cache
+def schema(record: type[Record]) -> Mapping[str, pl.DataType]:
     """Return a record's columns."""
     return {name: _column(field.annotation) for name, field in record.model_fields.items()}
 
@@ -37,9 +39,10 @@ def _inner(kind: pl.List) -> pl.DataType:
     return cast(pl.DataType, kind.inner)  # an instance, as _column makes it; polars allows a class too
 
 
-def nullable(record: type[Record]) -> set[str]:
+@cache
+def nullable(record: type[Record]) -> frozenset[str]:
     """Return the columns that may be null."""
-    return {name for name, field in record.model_fields.items() if NoneType in get_args(field.annotation)}
+    return frozenset(name for name, field in record.model_fields.items() if NoneType in get_args(field.annotation))
 
 
 def arrow_schema(record: type[Record]) -> pa.Schema:
@@ -54,16 +57,17 @@ def arrow_schema(record: type[Record]) -> pa.Schema:
 def checked(table: pa.Table, record: type[Record], left_out: Sequence[str] = ()) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
     """Return the valid rows as a frame and the others unchanged; the columns `left_out` are neither read nor checked."""
     columns = {name: kind for name, kind in schema(record).items() if name not in left_out}
-    table = table.drop_columns([name for name in left_out if name in table.column_names])
+    present = frozenset(table.column_names)
+    table = table.drop_columns([name for name in left_out if name in present])
     if not table.num_rows or not _looks_right(table, record, columns):
         return _by_validator(table, record, columns, left_out)
-    frame = pl.DataFrame(pl.from_arrow(table.select([name for name in columns if name in table.column_names])))
-    frame = frame.select(
-        (
-            pl.col(name).cast(kind, strict=False) if name in frame.columns else pl.lit(record.model_fields[name].default, kind)
-        ).alias(name)
+    frame = pl.DataFrame(pl.from_arrow(table.select([name for name in columns if name in present])))
+    has = frame.schema
+    frame = frame.with_columns(
+        pl.col(name).cast(kind, strict=False) if name in has else pl.lit(record.model_fields[name].default, kind).alias(name)
         for name, kind in columns.items()
-    )
+        if has.get(name) != kind
+    ).select(*columns)
     # A value outside a column's enumeration is null after the cast.
     wrong = [pl.col(name).is_null() for name in columns if name not in nullable(record)]
     lengths = [pl.col(name).list.len() for name in ALIGNED if name in columns]
@@ -114,4 +118,4 @@ def _by_validator(
             valid.append(record.model_validate({**row, **dict.fromkeys(left_out, ())}).model_dump())
         except ValidationError:
             broken.append(row)
-    return pl.DataFrame(valid, schema=schema(record)).select(columns.keys()), broken
+    return pl.DataFrame(valid, schema=schema(record)).select(*columns), broken
