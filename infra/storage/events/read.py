@@ -68,7 +68,8 @@ def fetch(
     with ThreadPoolExecutor(READERS) as pool:
         remaining = iter(keys)
         while batch := list(islice(remaining, READERS)):
-            for key, body in zip(batch, pool.map(store.get, batch), strict=True):
+            get_all = pool.map if len(batch) > 1 else map  # a thread for one object would only take time
+            for key, body in zip(batch, get_all(store.get, batch), strict=True):
                 yield from ((key, part) for part in parts_of(store, key, body, columns, left_out))
 
 
