@@ -51,8 +51,9 @@ QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
 _READ = pl.when(ACCEPTED | pl.col("kept_characters").is_null()).then("shown_characters")
 _RIGHT = pl.min_horizontal("shown_characters", pl.col("kept_characters") + time_saved.FIXATION_CHARACTERS)
 _EDITED = pl.col("accepted_characters") - KEPT  # the rest of a partial accept was never in the file
+_TAKEN = JUDGED & (pl.col("accepted_characters") > 0)  # a part of any size spares its keys
 SAVED = (
-    pl.when(ACCEPTED).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
+    pl.when(_TAKEN).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
     - pl.when(JUDGED).then(time_saved.reading(_READ.otherwise(_RIGHT))).otherwise(0.0)
 ).fill_null(0.0)
 """Seconds that a completion saved, less its reading (infra/model/time_saved.py); negative where reading cost more.
