@@ -70,6 +70,12 @@ class Request:
     """Hidden quality of an accepted text, 0 to 1, which neither server nor trainer sees; None: nothing was accepted."""
 
     @property
+    def extent(self) -> int:
+        """Characters of the text up to the end of what was shown; 0 where that is empty, or no part of the text."""
+        begin = self.text.find(self.shown)
+        return begin + len(self.shown) if begin >= 0 else 0
+
+    @property
     def typed(self) -> int:
         """Characters at the begin of the settled text that were typed before the rest was shown, on which the answer is."""
         begin = 0 if self.outcome == "unjudged" else max(self.text.find(self.shown), 0)
