@@ -193,7 +193,8 @@ def test_what_continue_does_not_tell_of_was_not_taken() -> None:
 def test_what_the_editor_says_was_not_taken_is_no_missing_answer() -> None:
     """Left out, the rate of the others stood for it: two accepts of seven requests counted as 4.7."""
     reasons = ("typed_through", "replaced", "cancelled", "empty")
-    completions = [completion(name, prefix=name, experiment="e", time=NOW + 1) for name in ("a", "b", "r", *reasons)]
+    fields = {"client": "other", "experiment": "e", "time": NOW + 1}
+    completions = [completion(name, prefix=name, **fields) for name in ("a", "b", "r", *reasons)]
     answers = [feedback("1", prefix="a", time=NOW + 2), feedback("2", prefix="b", time=NOW + 2)]
     answers.append(feedback("3", prefix="r", outcome="rejected", time=NOW + 2))
     others = [
