@@ -46,8 +46,8 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
 nothing of it is missing; id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written
 between the request's cursor and that of the next request, null if unknown."""
 STANDS = "stands"
-"""Column of the first DIRTY_CHARACTERS that stand at the place, in the line of the later cursor and behind it too: a developer who
-goes on within an accepted text has kept its later lines, though they are no settled text yet."""
+"""Column of the first DIRTY_CHARACTERS that stand at the place, the line of the later cursor and those behind it too: a developer
+who goes on within an accepted text has kept its later lines, though they are no settled text yet."""
 FEEDBACK = "feedback"
 ANCHOR_CHARACTERS = 60
 """Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only

@@ -82,7 +82,7 @@ def _unproven(
     return Few(
         what="test",
         time=now,
-        reason=f"In {length}, which are the longest test, one without inferiority shows only that accepts fall by less than {found:.0%}",
+        reason=f"In {length}, the longest test without inferiority, one can show only that accepts fall by less than {found:.0%}",
         possible=None if days is None else now + days * DAY,
         change=f"{longer} more developers take part (serving.terms.experiments)",
     )

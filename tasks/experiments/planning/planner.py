@@ -60,7 +60,7 @@ MARGIN_ERRORS = 4.5
 FAST_ERRORS = 3.8
 """The same in the mode without inferiority, which decides by the margins: all but 1 of 30 tests, for each metric."""
 MOST_MARGIN = 0.5
-"""Widest margin that is chosen, as a share of a metric of which all can be lost, such as accepts: one of the whole proves nothing."""
+"""Widest margin that is chosen, as a share of a metric of which all can be lost, such as accepts: wider ones prove nothing."""
 SLACK = 1.5
 """Requests of a plan over the expected ones, so that the clock ends the test after whole days."""
 
