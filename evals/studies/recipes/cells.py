@@ -276,7 +276,7 @@ def labelled_of(request: Request) -> LabelledCompletion:
     accepted = {"accepted": True, "rejected": False}.get(request.outcome)
     if request.settled is not None:
         kept = kept_up_to(request.text, request.ends, request.settled, request.whole)
-        compared = Compared(request.text, request.settled, request.shown, accepted, request.typed)
+        compared = Compared(request.text, request.settled, request.shown, request.verdict, request.typed)
     elif request.outcome in JUDGED and (at := tokens_of(request.ends, request.extent)):
         kept[at - 1] = JUDGED[request.outcome]
     place = Place(request.prefix, request.suffix, "", *request.acceptance)

@@ -237,6 +237,6 @@ def place_of(number: int, request: Request) -> SettledPlace:
         settled=request.settled or "",
         whole=request.whole,
         shown=request.shown,
-        accepted={"accepted": True, "rejected": False}.get(request.outcome),
+        accepted=request.verdict,
         typed=request.typed,
     )
