@@ -77,7 +77,7 @@ class Request:
 
     @property
     def extent(self) -> int:
-        """Characters of the text up to the end of what was shown; 0 where that is empty, or no part of the text."""
+        """Characters of the text up to the end of the shown part; 0 where that is empty, or no part of it."""
         begin = self.text.find(self.shown)
         return begin + len(self.shown) if begin >= 0 else 0
 
