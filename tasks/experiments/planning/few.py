@@ -44,7 +44,7 @@ def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
         )
 
     if plan.mode == "non_inferiority":
-        return _unproven(counted, plan, errors, settings.experiment, now)
+        return None if planner.all_set(settings.experiment) else _unproven(counted, plan, errors, settings.experiment, now)
 
     def finds(days: float) -> float:
         """Return the smallest gain that is found in so many days."""

@@ -328,6 +328,11 @@ def _chosen(
     return Proposal(chosen, finds)
 
 
+def all_set(settings: Experiment) -> bool:
+    """Return whether the settings leave nothing of a test to be chosen from the traffic, its margins included."""
+    return settings.design != "auto" and settings.max_seconds > 0 and settings.planned_requests > 0
+
+
 def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: JoinAll | None = None) -> Plan:
     """Return the plan of a test that opens now, with open settings chosen from the traffic of the last days.
 
@@ -335,7 +340,7 @@ def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: Join
     """
     experiment, collect = settings.experiment, settings.collect
     plan = make_plan(experiment, collect)
-    if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
+    if all_set(experiment):
         few = 2 * experiment.planned_requests <= collect.most_requests
         held = plan.baseline_seconds if few else longest_days(experiment, plan) * DAY
         return plan.model_copy(update={"sample": users.share_for(store, held, collect.most_requests)})

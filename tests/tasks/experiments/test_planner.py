@@ -118,6 +118,8 @@ def test_no_margin_allows_to_lose_more_than_a_half_and_a_test_that_shows_less_is
     (few,) = too_few(ten, Settings(collect=Collect(min_samples=1), experiment=fast), NOW)
     assert "accepts fall by less than 120%" in few.reason and few.possible is not None
     days = int(few.change.split("max_seconds to ")[1].split(",")[0]) / DAY
+    chosen = Settings(collect=Collect(min_samples=1), experiment=proposal.settings)
+    assert not too_few(ten, chosen, NOW), "of settings that leave nothing open, no margin is widened"
     longer = propose(ten, fast.model_copy(update={"max_seconds": days * DAY}), Collect())
     assert 2 < days < 28 and "proves nothing" not in longer.reason
 
