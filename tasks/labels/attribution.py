@@ -305,8 +305,9 @@ def with_silent(
     silent = silent.unique("id", maintain_order=True)
     lists = served.select("token_ends", "logprobs", "held_back", served="id")
     matches = pl.concat([matches.join(lists, on="served"), nothing_to_show(own), unjudged(silent)], how="diagonal")
-    texts = matches.select("served").join(settled.select("settled", served="id"), on="served", how="left", maintain_order="left")
-    return hindsight.with_kept(matches, "text", texts["settled"])
+    stands = settled.select(hindsight.STANDS, served="id")
+    texts = matches.select("served").join(stands, on="served", how="left", maintain_order="left")
+    return hindsight.with_kept(matches, "text", texts[hindsight.STANDS])
 
 
 def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = False) -> pl.DataFrame:

@@ -45,6 +45,9 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
 """Columns of a settled text: the text, whose lines end in LF, null if unknown; whether the suffix was found behind it, so that
 nothing of it is missing; id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written
 between the request's cursor and that of the next request, null if unknown."""
+STANDS = "stands"
+"""Column of the first DIRTY_CHARACTERS that stand at the place, the line of the later cursor and those behind it too: a developer
+who goes on within an accepted text has kept its later lines, though they are no settled text yet."""
 FEEDBACK = "feedback"
 ANCHOR_CHARACTERS = 60
 """Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only
@@ -64,6 +67,8 @@ class Settled(NamedTuple):
     text: str
     whole: bool
     by: str
+    stands: str
+    """The begin of View.stands."""
 
 
 def none(rows: int) -> pl.DataFrame:
@@ -73,7 +78,7 @@ def none(rows: int) -> pl.DataFrame:
 
 
 def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) -> pl.DataFrame:
-    """Return `id` and the COLUMNS of each wanted completion.
+    """Return `id`, the COLUMNS and STANDS of each wanted completion.
 
     Args:
         completions: infra.records.Completion, each once, with all requests up to `most_seconds` after the wanted ones.
@@ -81,7 +86,7 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
         settings: without `on`, no completion has a settled text.
     """
     if not settings.on:
-        return wanted.to_frame("id").hstack(none(wanted.len()))
+        return wanted.to_frame("id").hstack(none(wanted.len())).with_columns(pl.lit(None, pl.String).alias(STANDS))
     needed = normal_completions(completions.select(NEEDED))
     ordered = needed.with_columns(wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
@@ -101,8 +106,9 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
             "settled_by": [one and one.by for one in texts],
             "unsettled": ["" if isinstance(one, Settled) else one for _, one, _ in found],
             "written": [written for *_, written in found],
+            STANDS: [one and one.stands for one in texts],
         },
-        schema={"id": pl.String, **COLUMNS},
+        schema={"id": pl.String, **COLUMNS, STANDS: pl.String},
     )
 
 
@@ -208,7 +214,7 @@ class _Requests:
             if self._grew_at_once((at, 0, later, found.size), views, step):
                 return "pasted"
             text, whole = text[: text.rfind("\n", 0, DIRTY_CHARACTERS) + 1], False
-        return Settled(text, whole, self.ids[later]) if text.strip() else "pasted"
+        return Settled(text, whole, self.ids[later], found.stands[:DIRTY_CHARACTERS]) if text.strip() else "pasted"
 
     def _grew_at_once(self, span: tuple[int, int, int, int], views: "_Views", step: int) -> bool:
         """Whether the place grew by more than `step` characters from one request that shows it to the next.
@@ -267,6 +273,7 @@ def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFram
 
     Args:
         shown: with `extent` and `shown_characters`; `text`: its column of the completions' texts.
+        settled: all that stands at each place (STANDS), or what the editor reports of it.
     """
     begin = pl.col("extent") - pl.col("shown_characters")
     typed = pl.when(pl.lit(settled).str.starts_with(pl.col(text).str.head(begin))).then(begin).otherwise(0)

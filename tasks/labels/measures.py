@@ -23,19 +23,16 @@ MOST_LANGUAGES = 30
 
 JUDGED = pl.col("outcome").is_in(get_args(LabelOutcome)).fill_null(False)
 """The developer decided about it."""
-SHOWN = JUDGED | ~(
-    pl.col("withheld")
-    | pl.col("blank")
-    | (pl.col("finish_reason") == "disconnected")
-    | pl.col("not_taken").is_in(["cancelled", "empty"]).fill_null(False)
-)
+_REASON = pl.col("not_taken").fill_null("")
+_NOTHING = pl.col("withheld") | pl.col("blank") | _REASON.is_in(["cancelled", "empty"])
+SHOWN = JUDGED | ~(_NOTHING | (pl.col("finish_reason") == "disconnected"))
 """The developer saw it. An editor closes the connection of a completion that is typed over; one that was shown has an answer."""
-VISIBLE = JUDGED | ~(pl.col("withheld") | pl.col("blank"))
+VISIBLE = JUDGED | ~_NOTHING
 """Text may have been shown. Unlike SHOWN it includes requests whose connection the editor closed: they are missing data, not
 requests without text."""
-ANSWERED = JUDGED | (pl.col("unreported") & VISIBLE & ~pl.col("cache_hit"))
-"""The outcome is known, for a user whose editor reports other requests. A completion that Continue shows again from its cache may
-be accepted then."""
+ANSWERED = JUDGED | (VISIBLE & ~pl.col("cache_hit") & (pl.col("unreported") | _REASON.is_in(["typed_through", "replaced"])))
+"""The outcome is known: the developer decided, or the editor says why nothing was taken, or leaves it unreported by its own rules
+and reports other requests of the user. A completion that Continue shows again from its cache may be accepted then."""
 ACCEPTED = JUDGED & (pl.col("accepted_characters") >= 0.5 * pl.max_horizontal("shown_characters", pl.lit(1)))
 """At least half of the shown text was accepted, or is still there where the editor reports that."""
 _KNOWN = pl.when(pl.col("kept_characters").is_not_null()).then(pl.min_horizontal("kept_characters", "shown_characters"))
@@ -44,15 +41,16 @@ KEPT = pl.when(JUDGED).then(pl.min_horizontal("accepted_characters", _KNOWN)).ot
 COMPLETED = pl.when(pl.col("written").is_not_null()).then(KEPT)
 TYPED = pl.max_horizontal(pl.col("written") - KEPT, pl.lit(0))
 REJECTED = JUDGED & (pl.col("outcome") == "rejected")
-CANCELLED = REJECTED & (pl.col("not_taken") == "rejected")
+CANCELLED = REJECTED & (_REASON == "rejected")
 """The developer dismissed it."""
 QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
 """Rejected before it can have been read."""
 _READ = pl.when(ACCEPTED | pl.col("kept_characters").is_null()).then("shown_characters")
 _RIGHT = pl.min_horizontal("shown_characters", pl.col("kept_characters") + time_saved.FIXATION_CHARACTERS)
 _EDITED = pl.col("accepted_characters") - KEPT  # the rest of a partial accept was never in the file
+_TAKEN = JUDGED & (pl.col("accepted_characters") > 0)  # a part of any size spares its keys
 SAVED = (
-    pl.when(ACCEPTED).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
+    pl.when(_TAKEN).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
     - pl.when(JUDGED).then(time_saved.reading(_READ.otherwise(_RIGHT))).otherwise(0.0)
 ).fill_null(0.0)
 """Seconds that a completion saved, less its reading (infra/model/time_saved.py); negative where reading cost more.

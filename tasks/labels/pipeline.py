@@ -89,7 +89,7 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
         matches = attribution.with_silent(matches, served, own, settled, reports=partition.hindsight.on)
         matches = attribution.cut(matches)
         texts = own.select("id").join(settled, on="id", how="left", maintain_order="left")
-        facts = facts.hstack(texts.drop("id"))
+        facts = facts.hstack(texts.drop("id", hindsight.STANDS))
     return JoinedPartition(
         facts,
         matches.drop("text"),

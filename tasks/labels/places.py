@@ -32,6 +32,8 @@ class View(NamedTuple):
     """The text up to the end of the place, with the line in which the cursor stands; None if the end was not found."""
     size: int
     """Characters from the begin of the place to its end or to the cursor in it."""
+    stands: str
+    """All that stands there, behind the cursor too; `text` where the end of the place is not known."""
 
 
 class Ending(NamedTuple):
@@ -117,13 +119,14 @@ class Place(NamedTuple):
         standing = document[begin:end] if end is not None else None
         if begin > cursor and "\n" in document[cursor:begin]:
             # The place lies behind the cursor: without its end, the later suffix may be cut within it.
-            return "not_shown" if standing is None else View(standing, True, standing, len(standing))
+            return "not_shown" if standing is None else View(standing, True, standing, len(standing), standing)
         if standing is not None and end is not None and end < cursor:
-            return View(standing, True, standing, len(standing))
+            return View(standing, True, standing, len(standing), standing)
         if end is None and self.ending and (not self.ending.lead or self.ending.gone_in(document, begin)):
             return "suffix_changed"
         text = document[begin : document.rfind("\n", begin, max(begin, cursor)) + 1] if cursor > begin else ""
-        return View(text, False, standing, max(0, cursor - begin))
+        stands = document[begin:] if self.ending is None else text if standing is None else standing
+        return View(text, False, standing, max(0, cursor - begin), stands)
 
     def _changed_before(self, document: str, cursor: int) -> bool:
         """Whether the lines above the place stand once before the later cursor although the anchor is gone."""

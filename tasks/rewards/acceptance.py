@@ -40,6 +40,16 @@ class Acceptance:
         return [float(chance) if shown.strip() else 0.0 for chance, (shown, _) in zip(found, pairs, strict=True)]
 
 
+def verdict_on(outcome: str | None, shown: str, settled: str, whole: bool) -> bool | None:
+    """Return whether a developer accepted a shown text, as a verdict to fit on.
+
+    None without an answer, where a part was accepted, and where the text goes on behind a settled text that is not `whole`: what
+    stands there is unknown, and would count as wrong.
+    """
+    beyond = not whole and shown.rstrip().startswith(settled)
+    return None if beyond or outcome not in ("accepted", "rejected") else outcome == "accepted"
+
+
 def features(shown: str, settled: str) -> tuple[float, ...]:
     """Return the features of a shown text and the settled text at its place; blanks at the end of lines do not count."""
     text, line = shown.rstrip(), settled.split("\n", 1)[0].rstrip()

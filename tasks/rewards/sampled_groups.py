@@ -25,7 +25,7 @@ from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition
 from tasks.labels.read import TOKEN_FIELDS, read_chosen
-from tasks.rewards.acceptance import Acceptance, fit
+from tasks.rewards.acceptance import Acceptance, fit, verdict_on
 from tasks.rewards.actions import SILENCE, worth
 from tasks.rewards.reward import DrawnAction
 
@@ -48,7 +48,7 @@ class SettledPlace:
     whole: bool
     shown: str
     accepted: bool | None
-    """Whether the developer accepted it; None without an answer, or where a part was accepted."""
+    """Whether the developer accepted it; None where that is no verdict to fit on (acceptance.verdict_on)."""
     typed: int = 0
     """Characters of the settled text that the developer typed before it was shown."""
 
@@ -85,13 +85,14 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
             outcome=pl.col("outcome").cast(pl.String),
         )
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):
-            end, size = row["extent"] or 0, row["shown_characters"] or 0
+            end, size, typed = row["extent"] or 0, row["shown_characters"] or 0, row["typed_over"] or 0
+            shown, whole = row["text"][end - size : end], bool(row["settled_whole"])
             yield SettledPlace(
                 **{name: row[name] for name in ("id", "project", "user", "credential", "prefix", "suffix", "settled")},
-                whole=bool(row["settled_whole"]),
-                shown=row["text"][end - size : end],
-                accepted={"accepted": True, "rejected": False}.get(row["outcome"]),
-                typed=row["typed_over"] or 0,
+                whole=whole,
+                shown=shown,
+                accepted=verdict_on(row["outcome"], shown, row["settled"][typed:], whole),
+                typed=typed,
             )
 
 

@@ -37,7 +37,7 @@ class Compared:
     shown: str
     """The part that the developer saw."""
     verdict: bool | None = None
-    """Whether the developer accepted that part; None without an answer, or where a part of it was accepted."""
+    """Whether the developer accepted that part; None where that is no verdict to fit on (acceptance.verdict_on)."""
     typed: int = 0
     """Characters of the settled text that the developer typed before that part was shown."""
 
@@ -88,10 +88,13 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
     """Return a recorded completion with its labels."""
     ends, generated, compared = row["token_ends"], row["text"] + row["held_back"], None
     if row["settled"] is not None:
-        kept = kept_up_to(generated, ends, row["settled"], bool(row["settled_whole"]))
-        end, verdict = row["extent"] or 0, {"accepted": True, "rejected": False}.get(row["outcome"])
-        shown_text = row["text"][end - (row["shown_characters"] or 0) : end]
-        compared = Compared(generated, row["settled"], shown_text, verdict, row["typed_over"] or 0)
+        whole, end, typed = bool(row["settled_whole"]), row["extent"] or 0, row["typed_over"] or 0
+        kept, shown_text = (
+            kept_up_to(generated, ends, row["settled"], whole),
+            row["text"][end - (row["shown_characters"] or 0) : end],
+        )
+        verdict = acceptance.verdict_on(row["outcome"], shown_text, row["settled"][typed:], whole)
+        compared = Compared(generated, row["settled"], shown_text, verdict, typed)
     else:
         kept = np.full(len(ends), np.nan)
         if (at := tokens_of(ends, row["extent"] or 0)) and row["outcome"] in JUDGED:

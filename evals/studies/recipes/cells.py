@@ -30,7 +30,7 @@ from evals.studies.recipes.drift import Drift, accepted_quality, own_share, stan
 from evals.studies.recipes.gains import Gain
 from evals.studies.recipes.loop import Loop
 from evals.studies.recipes.policy import Policy
-from evals.studies.recipes.samples import RECIPES, Lesson, Recipe, samples_of, tokens_shown
+from evals.studies.recipes.samples import RECIPES, Lesson, Recipe, samples_of
 from evals.studies.recipes.stream import Request, Stream, open_stream
 from evals.studies.showing.rules import OUTCOMES, CompletedPauses, Shown, completed
 from infra import settings as configuration
@@ -43,7 +43,7 @@ from infra.storage.store import from_parquet, to_parquet
 from tasks.evaluation.models.base import SampledCompletion
 from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, fit
-from tasks.showing.labels import JUDGED, Compared, LabelledCompletion, kept_up_to
+from tasks.showing.labels import JUDGED, Compared, LabelledCompletion, kept_up_to, tokens_of
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.options import UpdateSettings
 
@@ -276,8 +276,8 @@ def labelled_of(request: Request) -> LabelledCompletion:
     accepted = {"accepted": True, "rejected": False}.get(request.outcome)
     if request.settled is not None:
         kept = kept_up_to(request.text, request.ends, request.settled, request.whole)
-        compared = Compared(request.text, request.settled, request.shown, accepted, request.typed)
-    elif request.outcome in JUDGED and (at := tokens_shown(request)):
+        compared = Compared(request.text, request.settled, request.shown, request.verdict, request.typed)
+    elif request.outcome in JUDGED and (at := tokens_of(request.ends, request.extent)):
         kept[at - 1] = JUDGED[request.outcome]
     place = Place(request.prefix, request.suffix, "", *request.acceptance)
     return LabelledCompletion(place, request.temperature, request.logprobs, request.ends, kept, accepted, compared=compared)

@@ -155,7 +155,7 @@ def sampled_values(request: Request, recipe: Recipe) -> dict[str, Any]:
 
 def tokens_shown(request: Request) -> int:
     """Return the number of sampled tokens whose text was shown; all, with the end token, where the text was shown to its end."""
-    end = request.text.find(request.shown) + len(request.shown)
+    end = request.extent
     if not request.shown or not request.shown.strip() or end < len(request.shown) or end >= len(request.text.rstrip()):
         return len(request.tokens) if request.served == len(request.tokens) or not request.shown else request.served
     return tokens_of(request.ends, end)
@@ -237,6 +237,6 @@ def place_of(number: int, request: Request) -> SettledPlace:
         settled=request.settled or "",
         whole=request.whole,
         shown=request.shown,
-        accepted={"accepted": True, "rejected": False}.get(request.outcome),
+        accepted=request.verdict,
         typed=request.typed,
     )

@@ -23,6 +23,7 @@ from evals.studies.recipes.policy import UNKNOWN, Policy, Served, Shares
 from infra.settings import Settings
 from infra.settings.schema import Hindsight
 from tasks.labels import hindsight
+from tasks.rewards.acceptance import verdict_on
 
 QUIET_SECONDS, MOST_SECONDS = 10.0, 300.0
 """As a production's collect.hindsight: the stream's clock is the developers' own."""
@@ -68,6 +69,17 @@ class Request:
     """The accepted text stands in place of another that the developer would have written."""
     quality: float | None = None
     """Hidden quality of an accepted text, 0 to 1, which neither server nor trainer sees; None: nothing was accepted."""
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether the developer accepted what was shown; None where that is no verdict to fit on."""
+        return verdict_on(self.outcome, self.shown, (self.settled or "")[self.typed :], self.whole)
+
+    @property
+    def extent(self) -> int:
+        """Characters of the text up to the end of the shown part; 0 where that is empty, or no part of it."""
+        begin = self.text.find(self.shown)
+        return begin + len(self.shown) if begin >= 0 else 0
 
     @property
     def typed(self) -> int:

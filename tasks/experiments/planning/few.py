@@ -1,14 +1,19 @@
 """Whether a team's traffic can fill a cycle and a test within their bounds, when it will, and what to change instead."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from infra.pages.experiment_view import duration
+from infra.records import Plan
+from infra.records.experiments import Design
 from infra.records.few import Few
 from infra.settings import Settings
+from infra.settings.schema import Experiment
 from infra.storage import few
 from tasks.experiments.counting.traffic import DAY, Traffic
 from tasks.experiments.planning import planner
 from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.planning.planner import Errors
 from tasks.labels.pace import too_slow
 from tasks.labels.window import WINDOW_SECONDS
 
@@ -28,7 +33,8 @@ def _cycle(traffic: Traffic, settings: Settings, now: float) -> Few | None:
 
 
 def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
-    """Return why no test of the longest duration finds the gain that is asked for, and how long one would take."""
+    """Return why no test of the longest duration finds the gain that is asked for, or in the mode without inferiority proves
+    anything, and how long one would take."""
     plan, gain = make_plan(settings.experiment, settings.collect), settings.experiment.gain
     longest = settings.experiment.max_seconds / DAY or planner.MAX_DAYS
     counted, errors, lacks = planner.possible_designs(traffic, settings.experiment, plan)
@@ -36,6 +42,9 @@ def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
         return _found(
             now, f"An A/B test cannot end with a verdict, since there are too few users or labels ({lacks[-1]})", None, ""
         )
+
+    if plan.mode == "non_inferiority":
+        return None if planner.all_set(settings.experiment) else _unproven(counted, plan, errors, settings.experiment, now)
 
     def finds(days: float) -> float:
         """Return the smallest gain that is found in so many days."""
@@ -46,13 +55,37 @@ def _test(traffic: Traffic, settings: Settings, now: float) -> Few | None:
         return min(gains)
 
     found = finds(longest)
-    if plan.mode == "non_inferiority" or found <= gain:
+    if found <= gain:
         return None
     days = _enough(finds, gain, longest)
     least = f"the smallest that it finds is +{found:.0%}" if math.isfinite(found) else "it finds none"
     asked = f"experiment.gain asks for a test that finds +{gain:.0%}, and {longest:g} days are the longest"
     of_gain = f"Set experiment.gain to {math.ceil(found * 100) / 100:g}, or " if found <= planner.HOPELESS else "Else "
     return _found(now, f"{asked}: with {traffic.per_day:.0f} requests a day {least}", days, of_gain)
+
+
+def _unproven(
+    counted: Mapping[Design, Traffic], plan: Plan, errors: Mapping[Design, Errors], settings: Experiment, now: float
+) -> Few | None:
+    """Return why no test in the mode without inferiority proves that accepts stay, and how long one would take."""
+
+    def shows(days: float) -> float:
+        """Return the smallest loss of accepts that a test of so many days can exclude."""
+        return min(planner.shown_accepts(counted[design], plan, each.covariance(days)) for design, each in errors.items())
+
+    longest = planner.possible_days(settings)[-1]
+    if (found := shows(longest)) <= planner.MOST_MARGIN:
+        return None
+    days = _enough(shows, planner.MOST_MARGIN, longest)
+    length = f"{longest:g} days" if longest >= 1 else duration(longest * DAY)
+    longer = f"Set experiment.max_seconds to {math.ceil(days) * DAY:.0f}, or let" if days else "Let"
+    return Few(
+        what="test",
+        time=now,
+        reason=f"In {length}, the longest test without inferiority, one can show only that accepts fall by less than {found:.0%}",
+        possible=None if days is None else now + days * DAY,
+        change=f"{longer} more developers take part (serving.terms.experiments)",
+    )
 
 
 def _enough(finds: Callable[[float], float], gain: float, longest: float) -> float | None:

@@ -59,6 +59,8 @@ MARGIN_ERRORS = 4.5
 """Standard errors of a margin that an equal version keeps in all but 1 of 150 tests."""
 FAST_ERRORS = 3.8
 """The same in the mode without inferiority, which decides by the margins: all but 1 of 30 tests, for each metric."""
+MOST_MARGIN = 0.5
+"""Widest margin that is chosen, as a share of a metric of which all can be lost, such as accepts: wider ones prove nothing."""
 SLACK = 1.5
 """Requests of a plan over the expected ones, so that the clock ends the test after whole days."""
 
@@ -146,10 +148,22 @@ def planned_margins(traffic: Traffic, plan: Plan) -> np.ndarray:
     return np.array([metric.margin for metric in plan.metrics]) * bases
 
 
+def shown_margins(plan: Plan, covariance: np.ndarray) -> np.ndarray:
+    """Return the margins that a test with these errors can show, in the unit of each metric, [M]."""
+    return (FAST_ERRORS if plan.mode == "non_inferiority" else MARGIN_ERRORS) * np.sqrt(np.diag(covariance))
+
+
 def widened_margins(traffic: Traffic, plan: Plan, covariance: np.ndarray) -> np.ndarray:
-    """Return the plan's margins, at least as wide as a test with these errors can show, [M]."""
-    errors = FAST_ERRORS if plan.mode == "non_inferiority" else MARGIN_ERRORS
-    return np.maximum(planned_margins(traffic, plan), errors * np.sqrt(np.diag(covariance)))
+    """Return the plan's margins, at least as wide as a test with these errors can show, up to MOST_MARGIN, [M]."""
+    whole = [traffic.mean(each.name, each.per) if each.relative and each.better == "more" else math.inf for each in plan.metrics]
+    most = np.minimum(shown_margins(plan, covariance), MOST_MARGIN * np.array(whole))
+    return np.maximum(planned_margins(traffic, plan), most)
+
+
+def shown_accepts(traffic: Traffic, plan: Plan, covariance: np.ndarray) -> float:
+    """Return the loss of accepts, as a share, below which a test with these errors can show that an equal version stays."""
+    accepted = [metric.name for metric in plan.metrics].index("accepted")
+    return float(shown_margins(plan, covariance)[accepted] / max(traffic.mean("accepted", "shown"), 1e-9))
 
 
 def chance(traffic: Traffic, plan: Plan, errors: Errors, days: float, gain: float, margins: np.ndarray) -> float:
@@ -240,11 +254,11 @@ def propose(traffic: Traffic, settings: Experiment, collect: Collect) -> Proposa
         reason = f"nothing to plan from: {'; '.join(lacks)}. Let more developers take part (serving.terms.experiments)"
         return Proposal(unplanned(settings), reason)
     # Without inferiority the margins decide: time is better than wider ones, where there is enough of it.
-    fast, durations = plan.mode == "non_inferiority", _durations(settings)
-    for days in durations:
+    fast, lengths = plan.mode == "non_inferiority", possible_days(settings)
+    for days in lengths:
         gains = {}
         for design, each in errors.items():
-            widest = not fast or days == durations[-1]
+            widest = not fast or days == lengths[-1]
             of, covariance = counted[design], each.covariance(days)
             margins = widened_margins(of, plan, covariance) if widest else planned_margins(of, plan)
             gains[design] = smallest(of, plan, each, days, margins)
@@ -270,7 +284,7 @@ def possible_designs(
     return counted, {}, ["no request of these days was judged"] if possible else list(obstacles.values())
 
 
-def _durations(settings: Experiment) -> list[float]:
+def possible_days(settings: Experiment) -> list[float]:
     """Return the possible durations of a test in days, shortest first."""
     if settings.max_seconds:
         return [settings.max_seconds / DAY]
@@ -308,7 +322,15 @@ def _chosen(
         else f'finds no gain below {HOPELESS:.0%}: let more developers take part, or set experiment.mode = "non_inferiority"'
     )
     widened = ", ".join(f"{title(name)} {value:.0%}" for name, value in wider.items())
-    return Proposal(chosen, finds + (f"; margins widened to what this test can show: {widened}" if widened else ""))
+    finds += f"; margins widened to what this test can show: {widened}" if widened else ""
+    if plan.mode == "non_inferiority" and (shown := shown_accepts(traffic, plan, errors.covariance(days))) > MOST_MARGIN:
+        finds += f"; it could show that accepts fall by less than {shown:.0%}, and more than {MOST_MARGIN:.0%} proves nothing"
+    return Proposal(chosen, finds)
+
+
+def all_set(settings: Experiment) -> bool:
+    """Return whether the settings leave nothing of a test to be chosen from the traffic, its margins included."""
+    return settings.design != "auto" and settings.max_seconds > 0 and settings.planned_requests > 0
 
 
 def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: JoinAll | None = None) -> Plan:
@@ -318,7 +340,7 @@ def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: Join
     """
     experiment, collect = settings.experiment, settings.collect
     plan = make_plan(experiment, collect)
-    if experiment.design != "auto" and experiment.max_seconds and experiment.planned_requests:
+    if all_set(experiment):
         few = 2 * experiment.planned_requests <= collect.most_requests
         held = plan.baseline_seconds if few else longest_days(experiment, plan) * DAY
         return plan.model_copy(update={"sample": users.share_for(store, held, collect.most_requests)})

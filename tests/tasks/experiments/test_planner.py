@@ -107,6 +107,23 @@ def test_the_page_says_what_is_found_and_where_nothing_can_be() -> None:
     assert "finds no gain below 50%" in propose(rare, SETTINGS.model_copy(update={"min_requests": 1}), Collect()).reason
 
 
+def test_no_margin_allows_to_lose_more_than_a_half_and_a_test_that_shows_less_is_named() -> None:
+    """With a margin of 120 % of the accepts, a version with half of them was promoted in 24 of 200 tests."""
+    ten, fast = traffic_of(replace(TWENTY, users=10, each=150.0), 7.0), SETTINGS.model_copy(update={"mode": "non_inferiority"})
+    proposal = propose(ten, fast, Collect())
+    assert {name: proposal.settings.margins[name] for name in ("accepted", "characters")} == {"accepted": 0.5, "characters": 0.5}
+    assert "ships an equal version in 9%" in proposal.reason and "more than 50% proves nothing" in proposal.reason
+    assert "accepts fall by less than 120%" in proposal.reason
+    assert promoted(proposed("", ten, fast, {"accepted": 0.5}), 40) == 0
+    (few,) = too_few(ten, Settings(collect=Collect(min_samples=1), experiment=fast), NOW)
+    assert "accepts fall by less than 120%" in few.reason and few.possible is not None
+    days = int(few.change.split("max_seconds to ")[1].split(",")[0]) / DAY
+    chosen = Settings(collect=Collect(min_samples=1), experiment=proposal.settings)
+    assert not too_few(ten, chosen, NOW), "of settings that leave nothing open, no margin is widened"
+    longer = propose(ten, fast.model_copy(update={"max_seconds": days * DAY}), Collect())
+    assert 2 < days < 28 and "proves nothing" not in longer.reason
+
+
 @pytest.mark.parametrize("mode", ["superiority", "non_inferiority"])
 def test_the_printed_settings_are_taken_and_make_the_proposed_plan(mode: Literal["superiority", "non_inferiority"]) -> None:
     """Of a team whose next test has fewer requests than the default least, at wider margins than the default."""

@@ -190,6 +190,24 @@ def test_what_continue_does_not_tell_of_was_not_taken() -> None:
     assert silent["judged"].tolist() == [0], "an editor that reports nothing says nothing by its silence"
 
 
+def test_what_the_editor_says_was_not_taken_is_no_missing_answer() -> None:
+    """Left out, the rate of the others stood for it: two accepts of seven requests counted as 4.7."""
+    reasons = ("typed_through", "replaced", "cancelled", "empty")
+    fields = {"client": "other", "experiment": "e", "time": NOW + 1}
+    completions = [completion(name, prefix=name, **fields) for name in ("a", "b", "r", *reasons)]
+    answers = [feedback("1", prefix="a", time=NOW + 2), feedback("2", prefix="b", time=NOW + 2)]
+    answers.append(feedback("3", prefix="r", outcome="rejected", time=NOW + 2))
+    others = [
+        feedback(why, completion_id=why, prefix="", shown="", outcome="rejected", reason=why, time=NOW + 2)  # type: ignore[arg-type]
+        for why in reasons
+    ]
+    found = total(labelled(completions, [*answers, *others]), TEST, plan(), until=NOW + 20).during["champion"]
+    names = ("requests", "visible", "judged", "decided", "accepted", "annoyed", "cancelled")
+    assert {name: found[name].tolist() for name in names} == {
+        **{"requests": [7], "visible": [5], "judged": [5], "decided": [3], "accepted": [2], "annoyed": [3], "cancelled": [0]}
+    }
+
+
 def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:
     fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
     completions = [

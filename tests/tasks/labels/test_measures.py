@@ -87,7 +87,7 @@ def test_accepted_characters_count_as_far_as_they_are_kept() -> None:
     [
         ("accepted", None, 0.2 * (8 - 1) - 0.25),
         ("partially_accepted", 6, 0.2 * (6 - 1) - 0.25),  # the other two characters were never in the file
-        ("partially_accepted", 3, -0.25),
+        ("partially_accepted", 3, 0.2 * (3 - 1) - 0.25),  # less than half is no accept, and spares its keys
         ("rejected", None, -0.25),
     ],
 )

@@ -109,6 +109,17 @@ def test_without_settled_text_only_what_was_shown_has_a_label(fields: dict[str, 
     assert row.accepted is (last == 1.0)
 
 
+@pytest.mark.parametrize(("written", "rest", "verdict"), [("foo(bar)\n    one", " = 1", None), ("foo(1)\n    one", " = 1", True)])
+def test_an_accept_of_lines_whose_later_ones_are_not_settled_is_no_verdict_to_fit_on(
+    written: str, rest: str, verdict: bool | None
+) -> None:
+    """The cursor stands in the second line. Compared with the first alone, the accepted text would count as half wrong."""
+    served = asked(text="foo(bar)\n    one = 1")
+    sent = feedback(prefix=served.prefix, suffix=served.suffix, shown=served.text)
+    (row,) = found([served, asked("d", 20, written, rest)], [sent]).values()
+    assert row.accepted is True and row.compared and row.compared.verdict is verdict
+
+
 @pytest.mark.parametrize("typed", ["", "fo", "foo("])
 def test_a_verdict_is_on_the_rest_of_the_line_that_was_shown(typed: str) -> None:
     """The developer typed a part of the completion while it streamed, within a word too, and then saw the rest."""

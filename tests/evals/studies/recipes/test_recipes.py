@@ -16,7 +16,7 @@ from evals.developers import KINDS, Schedule, code_from
 from evals.studies.recipes import bench as bench_recipes
 from evals.studies.recipes import cells, samples
 from evals.studies.recipes.bench import Cell, Options, plan
-from evals.studies.recipes.cells import SAMPLED_BY, SERVED_BY, Bench, Parts, Paused, Sizes, options_of
+from evals.studies.recipes.cells import SAMPLED_BY, SERVED_BY, Bench, Parts, Paused, Sizes, labelled_of, options_of
 from evals.studies.recipes.drift import Drift, own_share
 from evals.studies.recipes.gains import OUTCOMES, SHIPPED, Gain, against, difference, figures
 from evals.studies.recipes.policy import Policy
@@ -29,7 +29,7 @@ from infra.records import Sample
 from infra.settings import Settings
 from tasks.evaluation import positions
 from tasks.showing.fit import Unfitted
-from tasks.showing.labels import LabelledCompletion
+from tasks.showing.labels import LabelledCompletion, labelled
 from tasks.trainer.job import Job
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.targets import taught_by
@@ -119,6 +119,18 @@ def test_what_was_shown_is_taught_by_what_the_developer_did() -> None:
 )
 def test_the_tokens_of_a_sample_are_those_whose_text_was_shown(shown: str, served: int, tokens: int) -> None:
     assert tokens_shown(replace(REQUEST, shown=shown, served=served)) == tokens
+
+
+@pytest.mark.parametrize(("shown", "kept"), [("abcdef", [None, 1, None]), ("abc", [1, None, None]), ("bc", [1, None, None])])
+def test_the_label_of_an_answer_is_that_of_the_last_token_with_text_as_in_a_cycle(shown: str, kept: list[int | None]) -> None:
+    request = replace(REQUEST, outcome="accepted", shown=shown)
+    row = dict(
+        **{"token_ends": request.ends, "text": request.text, "held_back": "", "settled": None, "extent": request.extent},
+        **{"outcome": "accepted", "chance": None, "audited": False, "prefix": "p", "suffix": "s", "language": ""},
+        **{"user_acceptance": None, "project_acceptance": None, "temperature": 0.1, "logprobs": request.logprobs},
+    )
+    for found in (labelled_of(request), labelled(row)):
+        assert [None if np.isnan(one) else one for one in found.kept] == kept
 
 
 def test_groups_that_nobody_saw_stand_beside_what_was_shown(lesson: Lesson, monkeypatch: pytest.MonkeyPatch) -> None:
