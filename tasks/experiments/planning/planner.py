@@ -60,7 +60,8 @@ MARGIN_ERRORS = 4.5
 FAST_ERRORS = 3.8
 """The same in the mode without inferiority, which decides by the margins: all but 1 of 30 tests, for each metric."""
 MOST_MARGIN = 0.5
-"""Widest margin that is chosen, as a share of a metric of which all can be lost, such as accepts: wider ones prove nothing."""
+"""Widest margin that is chosen in the mode without inferiority, as a share of a metric of which all can be lost, such as accepts:
+wider ones prove nothing."""
 SLACK = 1.5
 """Requests of a plan over the expected ones, so that the clock ends the test after whole days."""
 
@@ -154,10 +155,13 @@ def shown_margins(plan: Plan, covariance: np.ndarray) -> np.ndarray:
 
 
 def widened_margins(traffic: Traffic, plan: Plan, covariance: np.ndarray) -> np.ndarray:
-    """Return the plan's margins, at least as wide as a test with these errors can show, up to MOST_MARGIN, [M]."""
-    whole = [traffic.mean(each.name, each.per) if each.relative and each.better == "more" else math.inf for each in plan.metrics]
-    most = np.minimum(shown_margins(plan, covariance), MOST_MARGIN * np.array(whole))
-    return np.maximum(planned_margins(traffic, plan), most)
+    """Return the plan's margins, at least as wide as a test with these errors can show, [M]; in the mode without inferiority, which
+    decides by them alone, up to MOST_MARGIN."""
+    shown = shown_margins(plan, covariance)
+    if plan.mode == "non_inferiority":
+        whole = [traffic.mean(one.name, one.per) if one.relative and one.better == "more" else math.inf for one in plan.metrics]
+        shown = np.minimum(shown, MOST_MARGIN * np.array(whole))
+    return np.maximum(planned_margins(traffic, plan), shown)
 
 
 def shown_accepts(traffic: Traffic, plan: Plan, covariance: np.ndarray) -> float:

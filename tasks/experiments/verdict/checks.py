@@ -33,7 +33,6 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
             requests_per_user(totals, plan),
             labels(totals, plan),
             champion_failed(totals, plan),
-            champion_slow(totals, share, plan),
             carry_over(totals, plan),
         )
     return (
@@ -43,7 +42,6 @@ def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult
         requests_per_user(totals, plan),
         labels(totals, plan),
         champion_failed(totals, plan),
-        champion_slow(totals, share, plan),
     )
 
 
@@ -152,28 +150,10 @@ def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
 def champion_failed(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Failures of the champion's arm, more than their margin above the challenger's: its users met the challenger, or nothing, so
     their acceptance is not the champion's. Failures of the challenger's arm are a guardrail."""
-    more, far = _more_of_champion(totals, "failed", plan)
-    reason = f"{more:+.1%} of the requests failed on the champion's arm, beside the challenger's"
-    return CheckResult(name="champion_failed", state="hold" if far else "passed", reason=reason)
-
-
-def champion_slow(totals: ArmTotals, share: float, plan: Plan) -> CheckResult:
-    """First tokens of the champion's arm, later than the challenger's by more than their margin: editors close what comes late,
-    so a slow slot lowers its acceptance. Late tokens of the challenger's arm are a guardrail.
-
-    With a share below a half, as in the ramp, the champion's slot has more of the load and may be slower by that.
-    """
-    (half, later), (tail, rarely) = (_more_of_champion(totals, name, plan) for name in ("ttft_p50", "ttft_p95"))
-    late = f"later than the median, {tail:+.1%} in the slowest 5 %, beside the challenger's"
-    reason = f"{half:+.1%} of the champion's first tokens {late}"
-    return CheckResult(name="champion_slow", state="hold" if share >= 0.5 and (later or rarely) else "passed", reason=reason)
-
-
-def _more_of_champion(totals: ArmTotals, name: str, plan: Plan) -> tuple[float, bool]:
-    """Return by how much a share of requests is larger on the champion's arm, and whether surely by more than its margin."""
-    margin = next((metric.margin for metric in plan.metrics if metric.name == name), math.inf)
-    gap, far = _beyond(compare_rates(totals.during, totals, name, "requests", plan), plan, margin)
-    return -gap, far and gap < 0
+    margin = next((metric.margin for metric in plan.metrics if metric.name == "failed"), math.inf)
+    gap, far = _beyond(compare_rates(totals.during, totals, "failed", "requests", plan), plan, margin)
+    reason = f"{-gap:+.1%} of the requests failed on the champion's arm, beside the challenger's"
+    return CheckResult(name="champion_failed", state="hold" if far and gap < 0 else "passed", reason=reason)
 
 
 def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:
