@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from infra.records import CycleProgress, Decision, ExperimentRecord, Look, LoopRun, Move
+from infra.records.few import Few
 from infra.registry.client import REMOVED_TAG, STATE_TAG, ModelVersion, Registry
 from infra.registry.lineage import PROJECT_TAG
-from infra.storage import backups, cycle_progress, loop_runs
+from infra.storage import backups, cycle_progress, few, loop_runs
 from infra.storage.scope import Scope
 from infra.storage.store import ObjectStore
 from serving.recording.left_spools import LeftSpools
@@ -58,6 +59,8 @@ class StatusData:
     """The newest run of the cycle and of the controller, by flow."""
     progress: CycleProgress | None = None
     """The stage of the newest cycle's run."""
+    too_little: list[Few] = field(default_factory=list)
+    """What the traffic is too little for, as the loop's runs found today, else yesterday."""
     watched: Watched | None = None
     """The running experiment, else the last one, with its looks."""
     problems: dict[str, str] = field(default_factory=dict)
@@ -144,6 +147,7 @@ class StatusData:
         self.moves = self._moves.last(MAX_READ_MOVES)
         self.asked = self.requests.last(MAX_REQUESTS)
         self.runs, self.progress = loop_runs.read(self.store), cycle_progress.read(self.store)
+        self.too_little = few.newest(self.store, time.time())
 
     def _read_previous(self) -> None:
         """Find the last one as `tabloop rollback` does, however many candidates were rejected since."""

@@ -7,7 +7,7 @@ from typing import Any
 from infra.pages import figures
 from infra.pages.experiment_view import Progress, duration
 from infra.records import Decision, Move, Rate
-from infra.storage import cycle_progress
+from infra.storage import cycle_progress, few
 from infra.storage.loop_runs import Sign
 from serving.status.data import StatusData
 from serving.status.loop_state import signs
@@ -37,6 +37,7 @@ def head(
         *_acceptance(data, shown, status["champion"]),
         _test(status, progress, now),
         *_loop(data, status["spool"], now),
+        *_traffic(data),
         engines(status["slots"]),
     ]
     return sorted(lines, key=lambda line: line.ok)
@@ -149,6 +150,12 @@ def _loop(data: StatusData, spool: Mapping[str, Any], now: float) -> Iterator[Si
             yield sign
     if spool["set_aside"]:
         yield Sign("spool", f"{spool['set_aside']} segments that could not be shipped whole, in bad/", False)
+
+
+def _traffic(data: StatusData) -> Iterator[Sign]:
+    """Yield what the traffic is too little for, when it will suffice, and what to change."""
+    for each in data.too_little:
+        yield Sign("traffic", f"too little for a {each.what}: {few.in_words(each)}", each.possible is not None)
 
 
 def _well(name: str, text: str) -> Sign:

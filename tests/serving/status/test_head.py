@@ -6,7 +6,8 @@ import time
 import pytest
 
 from infra.records import Change, CycleOutcome, CycleProgress, Decision, LoopRun, Move, Stage
-from infra.storage import cycle_progress, loop_runs, moves
+from infra.records.few import Few
+from infra.storage import cycle_progress, few, loop_runs, moves
 from serving.status.head import engines
 from tests.serving.fakes import ADMIN, House, experiment
 from tests.serving.helpers import ADMINISTRATOR
@@ -143,3 +144,16 @@ def test_the_engine_of_the_champion_must_be_up(up: tuple[bool, bool], well: bool
     sign = engines(slots)
     assert sign.ok is well and sign.text.startswith(f"{sum(up)} of 2 up: slot 0: champion, version 1")
     assert sign.text.count("version 1") == sign.text.count("version 2") == 1
+
+
+@pytest.mark.parametrize(("possible", "when"), [(1_900_000_000.0, "possible on 2030-03-17"), (None, "never")])
+async def test_what_the_traffic_is_too_little_for_stands_with_the_date_and_what_to_change(
+    house: House, possible: float | None, when: str
+) -> None:
+    await serve(house, "1")
+    assert "traffic" not in await lines(house)
+    found = Few(what="cycle", time=time.time(), reason="700 samples of 2,048", possible=possible, change="Set collect.min_samples")
+    few.write(house.store, found)
+    text, well = (await lines(house))["traffic"]
+    assert text == f"too little for a cycle: 700 samples of 2,048: {when} at this rate. Set collect.min_samples"
+    assert well is (possible is not None)
