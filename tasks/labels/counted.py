@@ -94,8 +94,9 @@ def read_requests(
         own_rows(store.scope),
         *(~pl.col(name).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for name, names in erased.columns()),
     )
-    once = rows.sort("time", "id")
-    if once["id"].n_unique() < once.height:  # which takes a third of the time of `unique`
+    # Spans come in the order of time: most tests need neither a sort nor `unique`, which take most of the time here.
+    once = rows if (rows["time"].diff().drop_nulls() > 0).all() else rows.sort("time", "id")
+    if once["id"].n_unique() < once.height:
         once = once.unique("id", keep="last", maintain_order=True)
     return Counted(by_own_rules(once.drop("level")), found.inputs)
 
