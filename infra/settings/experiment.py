@@ -12,8 +12,6 @@ METRICS = (
     *("ttft_p50", "ttft_p95", "total_p50", "total_p95", "length"),
 )
 """Names of the metrics of a test (tasks/experiments/counting/metrics.py)."""
-LOST = ("accepted", "characters", "shown")
-"""Those of which a challenger can lose all, and whose margin is a share of it."""
 
 
 class Experiment(GateSettings, Section):
@@ -43,8 +41,6 @@ class Experiment(GateSettings, Section):
     def _of_metrics(cls, given: dict[str, float]) -> dict[str, float]:
         if unknown := sorted(given.keys() - set(METRICS)):
             raise ValueError(f"{unknown[0]!r}: expected one of {', '.join(METRICS)}")
-        if whole := next((name for name in LOST if given.get(name, 0.0) >= 1), None):
-            raise ValueError(f"{whole} = {given[whole]:g}: expected less than 1: a challenger that loses all of it has no less")
         return given
 
     @model_validator(mode="after")
