@@ -72,7 +72,10 @@ ANSWER = answer_schema(
         ("prompt_tokens", "completion_tokens", "total_tokens"), prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT
     ),
 )
-MODELS = answer_schema(("object", "data"), object={"const": "list"}, data={"type": "array", "items": {"type": "object"}})
+MODEL = answer_schema(
+    ("id", "object", "created", "owned_by"), id=TEXT, object={"const": "model"}, created={"type": "integer"}, owned_by=TEXT
+)
+MODELS = answer_schema(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
 
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion:
@@ -168,12 +171,23 @@ def _usage(generation: Generation) -> dict[str, Any]:
 
 
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
-    @app.get("/v1/models", responses=answers(MODELS), openapi_extra=SECURITY)
-    async def models(request: Request) -> Any:
+    async def described(request: Request) -> dict[str, Any]:
         await access.check(request.headers, "complete")
         if not model.ready():
             raise Unavailable(NOT_READY)
-        return {"object": "list", "data": [{"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}]}
+        return {"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}
+
+    @app.get("/v1/models", responses=answers(MODELS), openapi_extra=SECURITY)
+    async def models(request: Request) -> Any:
+        return {"object": "list", "data": [await described(request)]}
+
+    @app.get("/v1/models/{name}", responses=answers(MODEL), openapi_extra=SECURITY)
+    @app.get("/v1/models/{name:path}", include_in_schema=False)  # a name may have slashes
+    async def named_model(request: Request, name: str) -> Any:
+        found = await described(request)
+        if name != model.name:
+            raise BadRequest(f"model: expected {model.name}, the only one, got {short(name)}", "model", 404)
+        return found
 
     async def chat(request: Request) -> Response:
         raise BadRequest(

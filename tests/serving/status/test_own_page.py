@@ -107,7 +107,7 @@ async def test_opted_out_users_read_so_and_engines_that_are_down_show(tmp_path: 
         assert "No engine is ready" in await shown(house)
 
 
-@pytest.mark.parametrize("path", ["/v1/health", "/v1/models", "/health", "/v1beta/server_setting"])
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/models", "/v1/models/qwen-coder-x", "/health", "/v1beta/server_setting"])
 async def test_what_a_client_probes_refuses_a_wrong_token_and_says_when_nothing_serves(team: House, path: str) -> None:
     url = team.urls[0] + path
     wrong = await team.client.get(url, headers={"Authorization": "Bearer wrong"})
