@@ -62,7 +62,7 @@ CHOICE = answer_schema(
     finish_reason={"enum": ["stop", "length"]},
 )
 ANSWER = answer_schema(
-    ("id", "object", "created", "model", "choices"),
+    ("id", "object", "created", "model", "choices", "usage"),
     id=TEXT,
     object={"const": "text_completion"},
     created={"type": "integer"},
@@ -163,10 +163,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    """Return the numbers of tokens; nothing if the server reports no tokens."""
-    if generation.sampled_tokens is None:
-        return {}
+    """Return the numbers of tokens, by the app's tokenizer if the server reports none: Zed reads no answer without them."""
     prompt, sampled = len(generation.prompt), generation.sampled_tokens
+    if sampled is None:
+        sampled = len(generation.policy.renderer.encode(generation.generated))
     return {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}}
 
 
