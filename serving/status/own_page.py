@@ -58,7 +58,6 @@ def _address(request: Request) -> str:
 async def _standing(gateway: Gateway, user: str, now: float) -> Standing:
     """Return how the user's removal stands; the page does not wait long for the object store."""
     try:
-        asked = asyncio.to_thread(standing, gateway.choices.store, user, now)
-        return await asyncio.wait_for(asked, WAIT_SECONDS)
+        return await asyncio.wait_for(gateway.choices.ask(standing, user, now), WAIT_SECONDS)
     except (TimeoutError, *AWAY):
         return UNKNOWN
