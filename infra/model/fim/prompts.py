@@ -63,7 +63,7 @@ def read_request(prompt: str, suffix: str | None) -> Context:
 
 
 def parse_prompt(prompt: str) -> Context:
-    """Return the context in an editor's prompt of one of the formats (formats.py), or of whole files; any other is a plain prefix.
+    """Return the context in an editor's prompt of a format (formats.py), or of whole files; any other is a plain prefix.
 
     Text behind the middle marker belongs to the prefix. Code may hold markers as long as one reading of the prompt is left: where
     it ends with the middle marker, that one is the format's.

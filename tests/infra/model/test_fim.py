@@ -204,7 +204,10 @@ def test_the_preamble_of_a_family_names_the_file(prompt: str, path: str) -> None
         ("<|file_sep|>a.py\r\nP", "P", "a.py"),
         ("<|file_separator|>o.py\nx\n<|file_separator|>a.py\n", "", "a.py"),
         ("<repo_name>r\n<file_sep>o.py\nx\n<file_sep>a.py\nX = '<file_sep>'", "X = '<file_sep>'", "a.py"),
-        *((code, code, "") for code in ("<|file_sep|>", "<|repo_name|>r\nP", "X = 1\n<|file_sep|>a.py\nP", "<filename>a</filename>\n")),
+        *(
+            (code, code, "")
+            for code in ("<|file_sep|>", "<|repo_name|>r\nP", "X = 1\n<|file_sep|>a.py\nP", "<filename>a</filename>\n")
+        ),
     ],
 )
 @pytest.mark.parametrize("suffix", [None, ""])

@@ -91,7 +91,8 @@ async def test_behind_a_proxy_that_ends_tls_the_configurations_have_its_scheme(t
 
 
 @pytest.mark.parametrize(
-    ("prefix", "path"), [("/tabloop", "/tabloop"), ("/a/b/, /c", "/a/b"), ("tabloop", ""), ("//evil.example", ""), ("/a?b", ""), ("", "")]
+    ("prefix", "path"),
+    [("/tabloop", "/tabloop"), ("/a/b/, /c", "/a/b"), ("tabloop", ""), ("//evil.example", ""), ("/a?b", ""), ("", "")],
 )
 async def test_behind_a_proxy_that_takes_a_path_off_the_configurations_have_it(team: House, prefix: str, path: str) -> None:
     headers = basic_auth(ADA) | {"X-Forwarded-Prefix": prefix}
