@@ -95,7 +95,7 @@ class EditorClient:
                     text, completion_id, cancelled = await read(response, should_close or (lambda text: False))
                 else:
                     error = f"{response.status}: {(await response.text())[:300]}"
-        except (TimeoutError, aiohttp.ClientError, ValueError) as failure:
+        except (TimeoutError, aiohttp.ClientError, ValueError, LookupError, TypeError) as failure:
             error = f"{type(failure).__name__}: {failure}"[:300]
         return Answer(text, version, 1000 * (time.monotonic() - began), cancelled, error, completion_id)
 
@@ -117,6 +117,8 @@ async def _streamed(response: aiohttp.ClientResponse, should_close: Close) -> tu
         if not line.startswith(DATA) or line.startswith(DONE, len(DATA)):
             continue
         chunk = json.loads(line[len(DATA) :])
+        if "error" in chunk:
+            raise ValueError(chunk["error"])
         piece = (chunk["choices"][0].get("text") or "") if chunk["choices"] else ""
         text, completion_id = text + piece, completion_id or chunk.get("id", "")
         if piece and should_close(text):

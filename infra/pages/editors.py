@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 PLAIN = re.compile(r"[A-Za-z][\w./:-]*")
 """A text that YAML reads as itself without quotes."""
+ROUTES = re.compile(r"(?:/v1(?:/.*)?|/infill|/me)?/*\Z")
+"""The app's own routes at the end of an address."""
 WORDS_OF_YAML = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
@@ -17,9 +19,9 @@ class Reached:
     """How an editor reaches the servers, and as whom."""
 
     completions: str
-    """Address of the completions port, without a path."""
+    """Address of the completions port, with the path under which a proxy serves it."""
     feedback: str
-    """Address to which events go, without a path; the completions port takes events too."""
+    """Address to which events go, likewise; the completions port takes events too."""
     token: str
     model: str
     """The model's name as editors give it (model.name)."""
@@ -43,7 +45,7 @@ class Configuration:
 
 
 def reached(address: str, token: str, model: str, project: str = "", feedback: str = "") -> Reached:
-    """Return how to reach the servers at an address such as https://tabloop.example; a path such as /v1 at its end is cut.
+    """Return how to reach the servers at an address such as https://tabloop.example; a route such as /v1 at its end is cut.
 
     Raises:
         ValueError: the address is no URL of http or https with a host.
@@ -54,7 +56,7 @@ def reached(address: str, token: str, model: str, project: str = "", feedback: s
             f"{address!r}: expected the address of the completions port without credentials, such as https://tabloop.example or "
             "http://127.0.0.1:8081"
         )
-    base = f"{parts.scheme}://{parts.netloc}"
+    base = f"{parts.scheme}://{parts.netloc}{ROUTES.sub('', parts.path)}"
     return Reached(base, feedback or base, token, model, project)
 
 

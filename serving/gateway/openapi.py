@@ -35,8 +35,9 @@ def optional(schema: Schema) -> Schema:
 
 
 def any_of(schemas: Sequence[Schema]) -> Schema:
-    """Return a schema that allows a value if any of these allows it."""
-    return {"anyOf": list(schemas)} if len(schemas) > 1 else schemas[0]
+    """Return a schema that allows a value if any of these allows it; two dialects may have the same one."""
+    different = [schema for number, schema in enumerate(schemas) if schema not in schemas[:number]]
+    return {"anyOf": different} if len(different) > 1 else different[0]
 
 
 def answer_schema(required: tuple[str, ...], **fields: Schema) -> Schema:

@@ -8,7 +8,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from infra.stack import files
 from infra.storage import choices
@@ -18,6 +21,9 @@ from infra.storage.store import ObjectStore
 log = logging.getLogger(__name__)
 FOLLOW_SECONDS = 5.0
 """Interval of the reads: a choice at another replica counts here after this time."""
+THREADS = 4
+"""Threads for what users ask of the store: one that hangs would hold all of the app's, a thread for each page that is loaded."""
+Found = TypeVar("Found")
 
 
 class Choices:
@@ -30,6 +36,7 @@ class Choices:
         by a user at another replica.
         """
         self.store = store
+        self._threads = ThreadPoolExecutor(THREADS, "choices")
         self._forget, self._forgotten = forget, frozenset[str]()
         self._file = file
         self._changes = 0
@@ -47,17 +54,21 @@ class Choices:
         names = self._names
         return names is None or choices.name(user) in names or tombstones.digest("project", project) in names
 
+    async def ask(self, call: Callable[..., Found], *arguments: object) -> Found:
+        """Return what a call of the store for a user returns, in a thread of those calls alone. Raises the store's errors."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, self.store, *arguments))
+
     async def opt_out(self, user: str, now: float) -> None:
         """Record a user without text from now on. Raises the store's errors; then nothing has changed."""
         self._changes += 1
-        await asyncio.to_thread(choices.opt_out, self.store, user, now)
+        await self.ask(choices.opt_out, user, now)
         if self._names is not None:
             self._keep({*self._names, choices.name(user)})
 
     async def opt_in(self, user: str) -> None:
         """Record a user with text again, unless the user was forgotten. Raises the store's errors."""
         self._changes += 1
-        await asyncio.to_thread(choices.opt_in, self.store, user)
+        await self.ask(choices.opt_in, user)
         await self.read()
 
     async def follow(self) -> None:

@@ -23,7 +23,7 @@
       if (stands.state !== "waiting") return;
       await wait(POLL_MS);
       try {
-        stands = await call("/me/forget");
+        stands = await call("me/forget");
       } catch (error) {
         say("waiting: " + error.message);
       }
@@ -34,7 +34,7 @@
     const button = event.currentTarget;
     button.disabled = true;
     try {
-      await call("/me/opt-out", { opted_out: button.dataset.optedOut === "true" });
+      await call("me/opt-out", { opted_out: button.dataset.optedOut === "true" });
       location.reload();
     } catch (error) {
       say("refused: " + error.message);
@@ -52,7 +52,7 @@
   at("confirm")?.addEventListener("click", async () => {
     at("sure").hidden = true;
     try {
-      await call("/me/forget", {});
+      await call("me/forget", {});
       location.reload(); // what was shown of before is forgotten
     } catch (error) {
       say("refused: " + error.message);

@@ -5,7 +5,6 @@ JSON alone, and the browser guard refuses foreign origins. The body names the us
 was opened with another token changes nothing. The controller carries out a removal (tasks/steps/erasures.py).
 """
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,6 @@ def standing(store: ObjectStore, user: str, now: float) -> Standing:
 def add_own_choices(app: DocumentedApp, gateway: Gateway, headers: dict[str, str]) -> None:
     """Add the routes, and the page's script; `headers` of the page."""
     script = Path(__file__).with_name("own.js").read_bytes()
-    store = gateway.choices.store
     app.add_route(OPT_OUT, _endpoint(gateway, _opt_out), methods=["POST"])
     app.posts[OPT_OUT] = Post(object_schema(("user", "opted_out"), user=USER, opted_out={"type": "boolean"}), answers(CHOSEN))
 
@@ -76,7 +74,7 @@ def add_own_choices(app: DocumentedApp, gateway: Gateway, headers: dict[str, str
     async def stands(request: Request) -> Response:
         credential = await gateway.access.check(request.headers, "complete", password=True)
         user = gateway.access.caller(request.headers, credential, None, "").user
-        return JSONResponse(vars(await _asked_of_the_store(standing, store, user, gateway.clock())), headers=headers)
+        return JSONResponse(vars(await _standing(gateway, user, gateway.clock())), headers=headers)
 
     app.add_route(FORGET, _endpoint(gateway, _forget), methods=["POST"])
     app.posts[FORGET] = Post(object_schema(("user",), user=USER), answers(STANDS, 202))
@@ -116,18 +114,18 @@ async def _opt_out(gateway: Gateway, user: str, body: dict[str, Any]) -> Respons
 
 async def _forget(gateway: Gateway, user: str, body: dict[str, Any]) -> Response:
     """Opt the user out, so that nothing new has text, and ask for the removal; a repeated request is the one that waits."""
-    now, store = gateway.clock(), gateway.choices.store
+    now = gateway.clock()
     try:
         await gateway.choices.opt_out(user, now)
-        await asyncio.to_thread(choices.ask_to_forget, store, ErasureRequest(user=user, time=now))
+        await gateway.choices.ask(choices.ask_to_forget, ErasureRequest(user=user, time=now))
     except AWAY as error:
         raise Unavailable(str(error)) from None
     gateway.recorder.forget_user(user)
-    return JSONResponse(vars(await _asked_of_the_store(standing, store, user, now)), 202)
+    return JSONResponse(vars(await _standing(gateway, user, now)), 202)
 
 
-async def _asked_of_the_store(read: Any, *arguments: Any) -> Any:
+async def _standing(gateway: Gateway, user: str, now: float) -> Standing:
     try:
-        return await asyncio.to_thread(read, *arguments)
+        return await gateway.choices.ask(standing, user, now)
     except AWAY as error:
         raise Unavailable(str(error)) from None

@@ -5,6 +5,7 @@ send the token as a password; what its buttons ask for, own_choices.py takes.
 """
 
 import asyncio
+import re
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
@@ -22,6 +23,8 @@ UNKNOWN = Standing("unknown", "the object store does not answer, so it is not kn
 PLACEHOLDER = "TOKEN"
 """Stands in the configurations where the browser has a session and no token."""
 SCHEMES = ("http", "https")
+PREFIX = re.compile(r"(?:/[\w.~-]+)*", re.ASCII)
+"""The path under which a proxy serves the app."""
 ANSWERS: Answers = {401: {"description": "the browser asks for a password", "content": {"text/plain": {"schema": TEXT}}}}
 
 
@@ -50,15 +53,16 @@ def add_own_page(app: DocumentedApp, gateway: Gateway) -> None:
 
 
 def _address(request: Request) -> str:
-    """Return the address by which the browser came; a proxy that ends TLS names the scheme."""
-    named = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
-    return str(request.base_url.replace(scheme=named if named in SCHEMES else request.base_url.scheme)).rstrip("/")
+    """Return the address by which the browser came: a proxy names the scheme if it ends TLS, and the path if it takes one off."""
+    proto, path = (request.headers.get(f"X-Forwarded-{name}", "").partition(",")[0].strip() for name in ("Proto", "Prefix"))
+    scheme = proto.lower() if proto.lower() in SCHEMES else request.base_url.scheme
+    path = path.rstrip("/")
+    return str(request.base_url.replace(scheme=scheme)).rstrip("/") + (path if PREFIX.fullmatch(path) else "")
 
 
 async def _standing(gateway: Gateway, user: str, now: float) -> Standing:
     """Return how the user's removal stands; the page does not wait long for the object store."""
     try:
-        asked = asyncio.to_thread(standing, gateway.choices.store, user, now)
-        return await asyncio.wait_for(asked, WAIT_SECONDS)
+        return await asyncio.wait_for(gateway.choices.ask(standing, user, now), WAIT_SECONDS)
     except (TimeoutError, *AWAY):
         return UNKNOWN

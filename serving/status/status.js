@@ -41,7 +41,7 @@
   const refresh = async () => {
     const project = chosen();
     const options = { credentials: "same-origin", cache: "no-store", redirect: "error", signal: AbortSignal.timeout(ANSWER_MS) };
-    const answer = await fetch("/admin/live?project=" + encodeURIComponent(project), options);
+    const answer = await fetch("admin/live?project=" + encodeURIComponent(project), options);
     if (answer.status === 401) throw new Error("this browser is no longer logged in; open a link of `tabloop status`");
     if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message ?? "HTTP " + answer.status);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -73,7 +73,7 @@
 
   at("project")?.addEventListener("change", () => {
     const project = at("project").value;
-    history.replaceState(null, "", project ? "/?project=" + encodeURIComponent(project) : "/");
+    history.replaceState(null, "", project ? "?project=" + encodeURIComponent(project) : location.pathname);
     refresh().then(() => warn(""), (error) => warn(error.message));
   });
 
@@ -103,7 +103,7 @@
       kind = button.dataset.kind;
       const now = at("now").dataset, ofTest = OF_TEST.includes(kind);
       const version = ofTest ? now.challenger : kind === "back" ? now.previous : at("version").value;
-      path = "/admin/" + (kind === "back" ? "rollback" : kind);
+      path = "admin/" + (kind === "back" ? "rollback" : kind);
       body = { version, champion: now.champion, reason: at("reason").value.trim(), project: now.project };
       if (!body.version || !body.reason || !at("token").value) return say("Choose a version, and give a reason and the token.");
       const left = kind === "promote" ? "retired" : "rolled back";
@@ -134,7 +134,7 @@
       while (told.state === "waiting") {
         say("waiting: " + told.message);
         await wait(2000);
-        told = await call(`/admin/requests/${told.id}?project=${encodeURIComponent(body.project)}`);
+        told = await call(`admin/requests/${told.id}?project=${encodeURIComponent(body.project)}`);
       }
       say(told.state + ": " + told.message);
     } catch (error) {

@@ -2,7 +2,10 @@
 
 from collections import Counter
 
+import pytest
+
 from evals.developers import Address, Pin, Quirks, RunSettings, measure, run
+from evals.developers.transport import EditorClient, connect
 from tasks.evaluation.positions import Code, Source
 from tests.serving import fakes
 from tests.serving.fakes import House
@@ -14,6 +17,15 @@ CODE = Code(
         for file in range(16)
     ]
 )
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_stream_that_breaks_off_is_an_error_of_the_request_alone(tmp_path, whole):
+    async with House(tmp_path, fakes.tokenizer()) as house, connect(1) as session:
+        house.engines[0].fails_after = 3
+        client = EditorClient(session, Address(f"{house.urls[0]}/v1", token=fakes.SIMULATION))
+        answer = await client.complete("ada", "def f(x):\n    ", "", whole=whole)
+    assert ("the engine ended in the middle" in answer.error, bool(answer.text)) == ((False, True) if whole else (True, False))
 
 
 async def test_labels_joined_from_servings_records_equal_the_developers_counts(tmp_path):

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from flows.cycle import cycle
 from infra import settings as settings_
+from infra.model.batches import BatchResult
 from infra.model.showing import Estimate, Place
 from infra.records import CycleOutcome, ExperimentRecord, Manifest, Quarantined, Sample
 from infra.registry.lineage import lineage
@@ -111,12 +112,12 @@ class FakeEngine:
         self.drawn.append(checkpoint.name)
         return [(math.log(0.1),) for _ in rows]
 
-    def sample_with_logprobs(
-        self, checkpoint: Path, prompts: Sequence[Prompt], *_: object
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    def results(self, checkpoint: Path, prompts: Sequence[Prompt], *_: object, with_logprobs: bool) -> list[BatchResult]:
+        assert with_logprobs
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         texts = [tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in ("written()\nmore()", "wrong")]
-        return [(texts[number % 4 > 0], (-0.5,) * len(texts[number % 4 > 0])) for number in range(len(prompts))]
+        drawn = [texts[number % 4 > 0] for number in range(len(prompts))]
+        return [BatchResult(row, tokens, (-0.5,) * len(tokens)) for row, tokens in enumerate(drawn)]
 
 
 @pytest.fixture

@@ -144,6 +144,13 @@ FORMATS = (
     ),
 )
 
+SEPARATORS = {
+    **dict.fromkeys((REPOSITORY, FILE), FILE),
+    **dict.fromkeys(("<repo_name>", "<file_sep>"), "<file_sep>"),
+    "<|file_separator|>": "<|file_separator|>",
+}
+"""By the marker that begins a prompt of whole files, the one before the name of each file."""
+
 MARKERS = frozenset(marker.strip() for each in FORMATS for marker in (*each.markers, *each.files, *each.stops)) | {
     *SPECIAL_TOKENS
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.model.fim.formats import FORMATS, MIDDLE, PATHS, PREFIX, REFUSED, SUFFIX, Format
+from infra.model.fim.formats import FORMATS, MIDDLE, PATHS, PREFIX, REFUSED, SEPARATORS, SUFFIX, Format
 
 ADVICE = (
     f"choose Qwen's template in the editor ({PREFIX}...{SUFFIX}...{MIDDLE}; Continue uses it if the model's name contains "
@@ -46,7 +46,7 @@ def read_request(prompt: str, suffix: str | None) -> Context:
     if not suffix:
         _refuse_other_formats(prompt)
     if not evident:
-        return Context(prompt, suffix)
+        return Context(prompt, suffix) if suffix else _last_of_files(prompt)
     try:
         context = _read(prompt, evident)
     except ValueError:
@@ -63,7 +63,7 @@ def read_request(prompt: str, suffix: str | None) -> Context:
 
 
 def parse_prompt(prompt: str) -> Context:
-    """Return the context in an editor's prompt of one of the formats (formats.py); a prompt without markers is a plain prefix.
+    """Return the context in an editor's prompt of a format (formats.py), or of whole files; any other is a plain prefix.
 
     Text behind the middle marker belongs to the prefix. Code may hold markers as long as one reading of the prompt is left: where
     it ends with the middle marker, that one is the format's.
@@ -83,7 +83,7 @@ def parse_prompt(prompt: str) -> Context:
                 f"format's; "
                 f'for code, send the field suffix too, "" at the end of a file; else {ADVICE}'
             )
-    return Context(prefix=prompt, suffix="")
+    return _last_of_files(prompt)
 
 
 def request_context(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
@@ -98,6 +98,15 @@ def request_context(prompt: str, prefix: str, suffix: str) -> tuple[str, str]:
         return prefix, suffix
     framed = context != Context(prompt, "")
     return (context.prefix, context.suffix) if framed else (prefix, suffix)
+
+
+def _last_of_files(prompt: str) -> Context:
+    """Return the code of the last file of a prompt of whole files, which ends at the cursor: Qwen's form for repositories, and
+    twinny's at a file's end. Any other prompt is code as it is."""
+    separator = next((each for first, each in SEPARATORS.items() if prompt.startswith(first)), "")
+    named = f"\n{prompt}".rfind(f"\n{separator}") if separator else -1
+    code = prompt.find("\n", named) + 1 if named >= 0 else 0
+    return Context(prompt[code:], "", prompt[:code])
 
 
 def _refuse_other_formats(prompt: str) -> None:

@@ -62,7 +62,7 @@ CHOICE = answer_schema(
     finish_reason={"enum": ["stop", "length"]},
 )
 ANSWER = answer_schema(
-    ("id", "object", "created", "model", "choices"),
+    ("id", "object", "created", "model", "choices", "usage"),
     id=TEXT,
     object={"const": "text_completion"},
     created={"type": "integer"},
@@ -72,7 +72,10 @@ ANSWER = answer_schema(
         ("prompt_tokens", "completion_tokens", "total_tokens"), prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT
     ),
 )
-MODELS = answer_schema(("object", "data"), object={"const": "list"}, data={"type": "array", "items": {"type": "object"}})
+MODEL = answer_schema(
+    ("id", "object", "created", "owned_by"), id=TEXT, object={"const": "model"}, created={"type": "integer"}, owned_by=TEXT
+)
+MODELS = answer_schema(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
 
 
 def parse(body: Fields, model: ServedModel) -> ParsedCompletion:
@@ -160,20 +163,31 @@ DONE = b"data: [DONE]\n\n"
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
-    """Return the numbers of tokens; nothing if the server reports no tokens."""
-    if generation.sampled_tokens is None:
-        return {}
+    """Return the numbers of tokens, by the app's tokenizer if the server reports none: Zed reads no answer without them."""
     prompt, sampled = len(generation.prompt), generation.sampled_tokens
+    if sampled is None:
+        sampled = len(generation.policy.renderer.encode(generation.generated))
     return {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}}
 
 
 def _add_routes(app: FastAPI, access: Access, model: ServedModel) -> None:
-    @app.get("/v1/models", responses=answers(MODELS), openapi_extra=SECURITY)
-    async def models(request: Request) -> Any:
+    async def described(request: Request) -> dict[str, Any]:
         await access.check(request.headers, "complete")
         if not model.ready():
             raise Unavailable(NOT_READY)
-        return {"object": "list", "data": [{"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}]}
+        return {"id": model.name, "object": "model", "created": 0, "owned_by": "tabloop"}
+
+    @app.get("/v1/models", responses=answers(MODELS), openapi_extra=SECURITY)
+    async def models(request: Request) -> Any:
+        return {"object": "list", "data": [await described(request)]}
+
+    @app.get("/v1/models/{name}", responses=answers(MODEL), openapi_extra=SECURITY)
+    @app.get("/v1/models/{name:path}", include_in_schema=False)  # a name may have slashes
+    async def named_model(request: Request, name: str) -> Any:
+        found = await described(request)
+        if name != model.name:
+            raise BadRequest(f"model: expected {model.name}, the only one, got {short(name)}", "model", 404)
+        return found
 
     async def chat(request: Request) -> Response:
         raise BadRequest(

@@ -73,29 +73,22 @@ class EngineModels:
             EngineAway: the engine does not answer.
             EngineRefused: the checkpoint does not fit, or a prompt is too long.
         """
-        return [result.tokens for result in self._sampled(checkpoint, prompts, sampling, ends, progress)]
+        return [result.tokens for result in self.results(checkpoint, prompts, sampling, ends, progress)]
 
-    def sample_with_logprobs(
-        self, checkpoint: Path, prompts: Sequence[Prompt], sampling: Sampling, ends: Sequence[int], progress: Progress
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        """Return the tokens as `sample`, and the log-probability of each under the distribution that it was drawn from.
-
-        Raises:
-            EngineAway: the engine does not answer.
-            EngineRefused: the checkpoint does not fit, or a prompt is too long.
-        """
-        results = self._sampled(checkpoint, prompts, sampling, ends, progress, with_logprobs=True)
-        return [(result.tokens, result.logprobs) for result in results]
-
-    def _sampled(
+    def results(
         self,
         checkpoint: Path,
         prompts: Sequence[Prompt],
         sampling: Sampling,
         ends: Sequence[int],
         progress: Progress,
+        *,
         with_logprobs: bool = False,
     ) -> list[BatchResult]:
+        """Return what `sample` does, or with the log-probability of each token under the distribution that it was drawn from.
+
+        Raises as `sample`.
+        """
         version = self.load(checkpoint)
         found: list[BatchResult] = []
         for start in range(0, len(prompts), ROWS):

@@ -45,8 +45,8 @@ def draw_groups(
         silence = models.score(checkpoint, [(ids, (text.renderer.end,)) for ids in tokens])
         named = zip(some, tokens, strict=True)
         rows = [Prompt(ids, draw_of(copy, prompt.name)) for prompt, ids in named for copy in range(size)]
-        drawn = models.sample_with_logprobs(checkpoint, rows, sampling, text.ends, lambda _: None)
-        made = [_completion(text, row.tokens, *found) for row, found in zip(rows, drawn, strict=True)]
+        drawn = models.results(checkpoint, rows, sampling, text.ends, lambda _: None, with_logprobs=True)
+        made = [_completion(text, row.tokens, one.tokens, one.logprobs) for row, one in zip(rows, drawn, strict=True)]
         for number, (ids, quiet) in enumerate(zip(tokens, silence, strict=True)):
             own = tuple(made[number * size : (number + 1) * size])
             groups.append(DrawnGroup(tuple(ids), own, text.renderer.end, quiet[0]))

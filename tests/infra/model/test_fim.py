@@ -197,6 +197,27 @@ def test_the_preamble_of_a_family_names_the_file(prompt: str, path: str) -> None
     assert (context.prefix, context.suffix, path_of(context)) == ("P", "S", path)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prefix", "path"),
+    [
+        ("<|repo_name|>r\n<|file_sep|>o.py\nx\n<|file_sep|>src/a.py\nP\nQ", "P\nQ", "src/a.py"),
+        ("<|file_sep|>a.py\r\nP", "P", "a.py"),
+        ("<|file_separator|>o.py\nx\n<|file_separator|>a.py\n", "", "a.py"),
+        ("<repo_name>r\n<file_sep>o.py\nx\n<file_sep>a.py\nX = '<file_sep>'", "X = '<file_sep>'", "a.py"),
+        *(
+            (code, code, "")
+            for code in ("<|file_sep|>", "<|repo_name|>r\nP", "X = 1\n<|file_sep|>a.py\nP", "<filename>a</filename>\n")
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", [None, ""])
+def test_a_prompt_of_whole_files_is_the_code_of_the_last(prompt: str, prefix: str, path: str, suffix: str | None) -> None:
+    """As twinny sends it where nothing stands behind the cursor."""
+    context = read_request(prompt, suffix)
+    assert (context.prefix, context.suffix, path_of(context)) == (prefix, "", path)
+    assert context.preamble + context.prefix == prompt and read_request(prompt, "S") == Context(prompt, "S")
+
+
 OTHER_PROMPTS = {
     "Zed's next-edit format zeta2": (
         "<[fim-suffix]>\nafter\n<[fim-prefix]><filename>edit_history\n--- a/a.py\n\n<filename>a.py\nx\n<<<<<<< CURRENT\n"

@@ -69,10 +69,13 @@ def test_the_other_editors_send_requests_where_they_were_recorded_to(token: str)
     assert vim["api_key"].replace("''", "'") == token
 
 
-def test_another_machine_has_one_address_for_requests_and_events() -> None:
-    where = editors.reached("https://tabloop.acme.example/v1/", "t", "qwen-coder-x")
-    assert where.completions == where.feedback == "https://tabloop.acme.example"
-    assert "https://tabloop.acme.example/v1/continue/events" in editors.configure("continue", where).text
+@pytest.mark.parametrize("path", ["", "/tabloop", "/a/v1x"])
+@pytest.mark.parametrize("route", ["", "/", "/v1/", "/v1/completions", "/infill", "/me"])
+def test_another_machine_has_one_address_for_requests_and_events(path: str, route: str) -> None:
+    """A path is that of a proxy which takes it off."""
+    where = editors.reached(f"https://tabloop.acme.example{path}{route}", "t", "qwen-coder-x")
+    assert where.completions == where.feedback == f"https://tabloop.acme.example{path}"
+    assert f"https://tabloop.acme.example{path}/v1/continue/events" in editors.configure("continue", where).text
 
 
 @pytest.mark.parametrize("address", ["tabloop.example", "ftp://a", "http://", "https://ada:secret@a"])

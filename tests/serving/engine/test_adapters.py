@@ -253,16 +253,18 @@ async def test_an_evaluation_completes_with_two_versions_at_once_and_loads_each_
     def work() -> dict[Path, tuple[Any, Any]]:
         with engine_models(settings, "", adapters=folders) as models, ThreadPoolExecutor(len(folders)) as pool:
             assert models.together
-            sampled = pool.map(lambda folder: models.sample_with_logprobs(folder, prompts, sampling, (), lambda _: None), folders)
+            sampled = pool.map(
+                lambda folder: models.results(folder, prompts, sampling, (), lambda _: None, with_logprobs=True), folders
+            )
             versions = [models.load(folder) for folder in folders]
             assert set(versions) <= set(models.health()["versions"])
             scored = (models.score(folder, [(PROMPT, [*range(40, 48)])]) for folder in folders)
             return dict(zip(folders, zip(sampled, scored, strict=True), strict=True))
 
     for folder, (sampled, (scored,)) in (await asyncio.to_thread(work)).items():
-        for prompt, (tokens, logprobs) in zip(prompts, sampled, strict=True):
-            exact = tiny_models.logprobs(folder, prompt.tokens, list(tokens), TEMPERATURE)
-            assert max(abs(a - b) for a, b in zip(exact, logprobs, strict=True)) < ROUNDING
+        for prompt, drawn in zip(prompts, sampled, strict=True):
+            exact = tiny_models.logprobs(folder, prompt.tokens, list(drawn.tokens), TEMPERATURE)
+            assert max(abs(a - b) for a, b in zip(exact, drawn.logprobs, strict=True)) < ROUNDING
         exact = tiny_models.logprobs(folder, PROMPT, [*range(40, 48)], 1.0)
         assert max(abs(a - b) for a, b in zip(exact, scored, strict=True)) < ROUNDING
 

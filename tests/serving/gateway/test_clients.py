@@ -64,6 +64,16 @@ async def test_a_clients_requests_and_events(tmp_path: Path, tokenizer: Tokenize
         assert (label.outcome if label else None) == case.get("label") and joined.orphans == 0
 
 
+async def test_a_client_looks_for_the_model_by_its_name(house: House) -> None:
+    """As `models.retrieve` of OpenAI's clients does; a slash in a name is encoded."""
+    url = house.urls[0] + "/v1/models"
+    (listed,) = (await house.client.get(url)).json()["data"]
+    assert (await house.client.get(f"{url}/{listed['id']}")).json() == listed
+    for name in ("gpt-4", "Qwen%2FQwen2.5-Coder", "Qwen/Qwen2.5-Coder"):
+        answer = await house.client.get(f"{url}/{name}")
+        assert answer.status_code == 404 and "expected qwen-coder-x, the only one" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("agent", "body", "name"),
     [
@@ -80,6 +90,7 @@ async def test_a_clients_requests_and_events(tmp_path: Path, tokenizer: Tokenize
         ("axios/1.7.9", {"input_prefix": "", "input_suffix": ""}, "llama"),
         ("axios/1.7.9", {"input_prefix": None, "prompt": ""}, "axios"),
         ("node", {"segments": None, "prompt": ""}, "node"),
+        ("ktor-client", {"prompt": "<fim_prefix>a <fim_suffix> b<fim_middle>"}, "ktor-client"),
         ("", {}, "unknown"),
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from serving.recording import journal
-from tests.serving.fakes import HEADERS, TEXT, TOKEN, FaultyDisk, House
+from tests.serving.fakes import HEADERS, TEXT, TOKEN, House
 from tests.serving.helpers import ADMINISTRATOR, CONTINUE, events, until
+from tests.serving.recording.faulty_disk import FaultyDisk
 
 JSON = {"Content-Type": "application/json"}
 

@@ -19,7 +19,8 @@ from infra.storage.store import from_parquet
 from serving.recording import journal
 from serving.recording.shipping import Shipper, key, read_segment, ship_segment
 from serving.recording.spool import Spool, SpoolFull
-from tests.serving.fakes import FaultyDisk, MemoryStore
+from tests.serving.fakes import MemoryStore
+from tests.serving.recording.faulty_disk import FaultyDisk
 
 
 def feedback(name: str, text: str = "") -> Feedback:

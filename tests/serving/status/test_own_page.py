@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from tokenizers import Tokenizer
@@ -12,7 +13,7 @@ from serving.recording.received import MOST_CLIENTS, OTHERS, ReceivedEvents
 from serving.status.own_values import hint_of, wilson
 from tests.infra import page_checks
 from tests.serving.access.test_callers import sha256
-from tests.serving.fakes import EDITOR, TEXT, House
+from tests.serving.fakes import ADMIN, EDITOR, TEXT, House
 from tests.serving.helpers import CONTINUE, run_experiment
 from tests.serving.status.browser import tab
 from tests.serving.status.test_routes import basic_auth
@@ -89,6 +90,26 @@ async def test_behind_a_proxy_that_ends_tls_the_configurations_have_its_scheme(t
     assert f"apiBase: {scheme}{team.urls[0].removeprefix('http')}/v1" in page
 
 
+@pytest.mark.parametrize(
+    ("prefix", "path"),
+    [("/tabloop", "/tabloop"), ("/a/b/, /c", "/a/b"), ("tabloop", ""), ("//evil.example", ""), ("/a?b", ""), ("", "")],
+)
+async def test_behind_a_proxy_that_takes_a_path_off_the_configurations_have_it(team: House, prefix: str, path: str) -> None:
+    headers = basic_auth(ADA) | {"X-Forwarded-Prefix": prefix}
+    page = (await team.client.get(f"{team.urls[0]}/me", headers=headers)).text
+    assert f"apiBase: {team.urls[0]}{path}/v1" in page and f"{team.urls[0]}{path}/infill" in page
+
+
+@pytest.mark.parametrize(("page", "token"), [("/me", ADA), ("/", ADMIN)])
+async def test_the_parts_of_a_page_are_found_under_the_path_of_a_proxy(team: House, page: str, token: str) -> None:
+    text = (await team.client.get(team.urls[0] + page, headers=basic_auth(token))).text
+    (script,) = re.findall(r'<script src="([^"]+)"', text)
+    found = urlsplit(urljoin(f"https://acme.example/tabloop{page}", script))
+    assert found.path.startswith("/tabloop/")
+    code = (await team.client.get(team.urls[0] + found.path.removeprefix("/tabloop"), headers=basic_auth(token))).text
+    assert not re.findall(r'(?:href|src)="/|["`]/[a-z?]', text + code), "from the root of the proxy's host"
+
+
 @pytest.mark.parametrize("headers", [{}, basic_auth("wrong"), {"Authorization": "Bearer wrong"}])
 async def test_without_a_valid_token_the_browser_asks_for_one(team: House, headers: dict[str, str]) -> None:
     answer = await team.client.get(f"{team.urls[0]}/me", headers=headers)
@@ -107,7 +128,7 @@ async def test_opted_out_users_read_so_and_engines_that_are_down_show(tmp_path: 
         assert "No engine is ready" in await shown(house)
 
 
-@pytest.mark.parametrize("path", ["/v1/health", "/v1/models", "/health", "/v1beta/server_setting"])
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/models", "/v1/models/qwen-coder-x", "/health", "/v1beta/server_setting"])
 async def test_what_a_client_probes_refuses_a_wrong_token_and_says_when_nothing_serves(team: House, path: str) -> None:
     url = team.urls[0] + path
     wrong = await team.client.get(url, headers={"Authorization": "Bearer wrong"})

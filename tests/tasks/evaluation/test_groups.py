@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from infra import settings as settings_
+from infra.model.batches import BatchResult
 from infra.settings import DEMO
 from infra.settings.schema import Sampling
 from tasks.evaluation.models.base import Prompt, Text
@@ -29,11 +30,12 @@ class Engine:
         assert all(tokens == (self.end,) for _, tokens in rows)
         return [(-0.1 * number,) for number in range(len(rows))]
 
-    def sample_with_logprobs(self, checkpoint: Path, prompts: Sequence[Prompt], *_: Any) -> list[tuple[Any, Any]]:
+    def results(self, checkpoint: Path, prompts: Sequence[Prompt], *_: Any, with_logprobs: bool) -> list[BatchResult]:
         self.calls.append(("sample", len(prompts)))
+        assert with_logprobs
         assert len({prompt.draw for prompt in prompts}) == len(prompts), "every draw has a seed of its own"
         drawn = [self.line if number % 2 == 0 else [self.end] for number in range(len(prompts))]
-        return [(tuple(ids), tuple(-0.5 - place for place in range(len(ids)))) for ids in drawn]
+        return [BatchResult(row, tuple(ids), tuple(-0.5 - place for place in range(len(ids)))) for row, ids in enumerate(drawn)]
 
 
 def test_each_place_has_its_draws_up_to_the_end_of_the_line() -> None:
