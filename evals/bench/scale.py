@@ -39,6 +39,8 @@ USERS = 60
 DAY, HOUR = 86_400.0, 3_600.0
 END = 1_800_000_000.0 - 1_800_000_000.0 % DAY + 14.5 * HOUR
 """Time of the first look, in the middle of an hour."""
+LATER_LOOKS = 3
+"""Looks 20 seconds later, of which the one with the median CPU counts."""
 PAGE = 1_000
 """Keys that a listing of S3 returns at most."""
 TARGET_GETS, TARGET_SECONDS, TARGET_GROWTH = 500.0, 2.0, 1.1
@@ -160,7 +162,8 @@ def measured(root: Path, days: float, requests: int, objects: int, advance: Call
             before = set(store.keys("events/"))
             make(store, experiment_of(days), (last, now), requests, objects)
             written += set(store.keys("events/")) - before
-        found[name], last = in_new_process(measure, root, days, now), now
+        looks = [in_new_process(measure, root, days, now) for _ in range(LATER_LOOKS if name == "later" else 1)]
+        found[name], last = sorted(looks, key=lambda costs: costs["cpu"])[len(looks) // 2], now
         advance()
     for key in written:
         store.delete(key)
