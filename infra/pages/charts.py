@@ -174,11 +174,11 @@ def series(
     return svg(width, height, title, description, marks)
 
 
-def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
+def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]]) -> str:
     """Return horizontal bars, each with its name and the text beside it."""
-    label = min(width * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
+    label = min(WIDTH * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
     note = CHARACTER * max((len(words) for *_, words in rows), default=0)
-    x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, width - note - 8)
+    x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, WIDTH - note - 8)
     marks = []
     for index, (name, value, words) in enumerate(rows):
         top = 4 + 22 * index
@@ -187,7 +187,7 @@ def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], w
             f'<rect class="bar" x="{label:.1f}" y="{top}" width="{max(x(value) - label, 0.0):.1f}" height="16"/>',
             text(x(value) + 4, top + 13, words),
         ]
-    return svg(width, 8 + 22 * len(rows), title, description, marks)
+    return svg(WIDTH, 8 + 22 * len(rows), title, description, marks)
 
 
 def standalone(svg: str) -> str:

@@ -138,7 +138,7 @@ def answered(pause: Pause, time: float, served: Served, seen: Seen, acceptance: 
         shown=seen.shown,
         acceptance=acceptance,
         stands=seen.stands,
-        quality=quality_of(pause, seen),
+        quality=quality_of(seen),
     )
 
 
@@ -151,7 +151,7 @@ def outcome_of(pause: Pause, served: Served, seen: Seen) -> Outcome:
     return "accepted" if seen.accepted else "rejected"
 
 
-def quality_of(pause: Pause, seen: Seen) -> float | None:
+def quality_of(seen: Seen) -> float | None:
     """Return the hidden quality of an accepted text beside the text that the file's author wrote there."""
     if not seen.accepted:
         return None
