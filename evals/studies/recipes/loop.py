@@ -184,9 +184,4 @@ class Loop:
         self._counts += counted(seen)
         if request.outcome in ("accepted", "rejected"):
             self._past.add(PROJECT, pause.developer.name, request.outcome == "accepted")
-        return seen.reaction(outcome_for_writer(seen))
-
-
-def outcome_for_writer(seen: Seen) -> str:
-    """Return the reaction of a developer who takes nothing."""
-    return "rejected" if seen.kind == "shown" else seen.kind
+        return seen.reaction("rejected" if seen.kind == "shown" else seen.kind)
