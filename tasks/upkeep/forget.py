@@ -199,7 +199,7 @@ def clean_cycle(
     keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(ROWS)]
     affected = {key: rows for key in keys if (rows := count(store, key, erased))}
     # An unfinished cycle keeps its samples. One without a manifest may be sealed at this moment, or was killed before.
-    goes_on = "manifest.json" in objects or not _abandoned(store, cycle, now)
+    goes_on = "manifest.json" in objects or any(at >= now - SEAL_SECONDS for _, at in store.written(f"cycles/{cycle}/"))
     kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and goes_on and SAMPLES in key}
     removed = {key: rows for key, rows in affected.items() if key not in kept}
     if not dry_run:
@@ -208,11 +208,6 @@ def clean_cycle(
         for key in removed:
             remove_erased(store, key, erased, dry_run=False)
     return removed, kept
-
-
-def _abandoned(store: ObjectStore, cycle: str, now: float) -> bool:
-    """Return whether nothing of a cycle was written for SEAL_SECONDS."""
-    return all(written < now - SEAL_SECONDS for _, written in store.written(f"cycles/{cycle}/"))
 
 
 def amend(store: ObjectStore, cycle: str, keys: Sequence[str], record: Forgotten, now: float) -> None:
