@@ -112,10 +112,8 @@ class Serving:
     """The model that serves a cycle."""
 
     checkpoint: Path
-    estimate: Estimate | None = None
-    """Its decision to show; None: all is shown, as of a model that no cycle made."""
-    session: int = 0
-    """Session that the cycle begins with, of a closed loop."""
+    estimate: Estimate | None = None  # its decision to show; None: all is shown, as of a model that no cycle made
+    session: int = 0  # session that the cycle begins with, of a closed loop
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ class Lived:
 
     name: str
     stream: Stream
-    seconds: float
-    """Time that it took to make them."""
+    seconds: float  # time that it took to make them
 
 
 @dataclass(frozen=True)

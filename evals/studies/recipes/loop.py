@@ -47,10 +47,8 @@ class _Running:
     writer: Writer
     steps: Steps
     begin: float
-    asked: int = 0
-    """Requests so far."""
-    pause: Pause | None = None
-    """Where the developer waits; None once they have left."""
+    asked: int = 0  # requests so far
+    pause: Pause | None = None  # where the developer waits; None once they have left
 
     def go_on(self, reaction: Reaction | None) -> None:
         """Write on to the next pause."""

@@ -47,25 +47,18 @@ class Request:
     prefix: str
     suffix: str
     prompt: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
-    """All that was sampled."""
+    tokens: tuple[int, ...] = ()  # all that was sampled
     logprobs: tuple[float, ...] = ()
-    ends: tuple[int, ...] = ()
-    """Characters of the text up to each token."""
+    ends: tuple[int, ...] = ()  # characters of the text up to each token
     temperature: float = 0.0
     text: str = ""
-    served: int = 0
-    """Tokens that were sent to the editor."""
+    served: int = 0  # tokens that were sent to the editor
     outcome: Outcome = "unjudged"
-    shown: str = ""
-    """The part of the text that the developer saw."""
-    acceptance: Shares = UNKNOWN
-    """Accepted share of the user's earlier completions, and of the project's."""
-    settled: str | None = None
-    """The settled text that later requests show; None: unknown."""
+    shown: str = ""  # the part of the text that the developer saw
+    acceptance: Shares = UNKNOWN  # accepted share of the user's earlier completions, and of the project's
+    settled: str | None = None  # the settled text that later requests show; None: unknown
     whole: bool = False
-    stands: bool = False
-    """The accepted text stands in place of another that the developer would have written."""
+    stands: bool = False  # the accepted text stands in place of another that the developer would have written
     quality: float | None = None
     """Hidden quality of an accepted text, 0 to 1, which neither server nor trainer sees; None: nothing was accepted."""
 
