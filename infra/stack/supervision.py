@@ -163,10 +163,10 @@ class Supervisor:
         files.write(self._configuration, template.render(paths, programs=programs))
 
 
-def tail(log: Path, lines: int = 15) -> str:
-    """Return the last lines of a log, indented."""
+def tail(log: Path) -> str:
+    """Return the last 15 lines of a log, indented."""
     try:
-        text = log.read_text(errors="replace").splitlines()[-lines:]
+        text = log.read_text(errors="replace").splitlines()[-15:]
     except FileNotFoundError:
         text = ["(no log yet)"]
     return "\n".join(f"    {line[:300]}" for line in text)
