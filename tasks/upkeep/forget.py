@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.identity import HASH
+from infra.pages.markdown import table
 from infra.records import Amendment, Forgotten
 from infra.registry.client import Registry
 from infra.registry.lineage import lineage
@@ -84,19 +85,10 @@ class Forgetting:
 
     def page(self) -> str:
         """Return the summary, the versions and the objects in Markdown."""
-        versions = [
-            f"| {v.version} | {v.serves} | {v.cycle} | {'yes' if v.directly else 'no'} | {v.checkpoint} |" for v in self.versions
-        ]
-        heading = ["\n| version | serves | cycle | trained on the rows itself | checkpoint |", "| --- | --- | --- | --- | --- |"]
-        return "\n".join(
-            [
-                self.summary(),
-                *(heading if versions else []),
-                *versions,
-                *(["\n| object | rows |", "| --- | --- |"] if self.rows else []),
-                *(f"| {key} | {rows} |" for key, rows in self.rows.items()),
-            ]
-        )
+        head = ("version", "serves", "cycle", "trained on the rows itself", "checkpoint")
+        versions = [(v.version, v.serves, v.cycle, "yes" if v.directly else "no", v.checkpoint) for v in self.versions]
+        tables = ((head, versions), (("object", "rows"), list(self.rows.items())))
+        return "\n\n".join([self.summary(), *(table(names, rows) for names, rows in tables if rows)])
 
 
 def request(user: str, project: str, now: float, by: str, reason: str) -> Forgotten:
