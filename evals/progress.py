@@ -39,10 +39,8 @@ class Part:
     """One part of a command."""
 
     name: str
-    total: float
-    """Amount to do, in any unit; 0: unknown."""
-    work: float
-    """Its part of the command's work."""
+    total: float  # amount to do, in any unit; 0: unknown
+    work: float  # its part of the command's work
     began: float
     changed: Callable[[], None]
     done: float = 0.0

@@ -34,7 +34,7 @@ from infra.model import fim
 from infra.registry.client import CHAMPION, Registry
 from infra.settings import Settings
 from tasks.evaluation import positions
-from tasks.evaluation.heldout import held_out_files, site_packages
+from tasks.evaluation.heldout.build import scored_sources
 from tasks.evaluation.models.base import Text
 
 BLOCKS = Size(full={1: 36, 16: 36}, quick={1: 6, 16: 6})
@@ -127,9 +127,8 @@ def prompts(settings: Settings, count: int) -> list[tuple[str, str]]:
     Raises RuntimeError where too few prompts remain.
     """
     base = Text.of(configuration.path(settings.model.base), settings.model)
-    sources = positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
     pairs = []
-    for position in positions.sample_positions(sources, count + count // PROMPTS_PER_SPARE, seed=secrets.randbits(32)):
+    for position in positions.sample_positions(scored_sources(), count + count // PROMPTS_PER_SPARE, seed=secrets.randbits(32)):
         prefix, suffix = position.prefix[-2000:], position.suffix[:1000]
         ids = base.renderer.render(prefix, suffix)
         text = base.tokenizer.decode(ids, skip_special_tokens=False)

@@ -9,10 +9,11 @@ import multiprocessing
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
+from unittest.mock import patch
 
 from evals.bench.figures import Bench, Figure, Size, figure
 from infra.records import Completion, Feedback
@@ -93,7 +94,7 @@ def traced(url: str, share: float, count: int, model: str) -> tuple[float, int]:
     """Return the CPU seconds of a request whose trace is chosen with a probability, and the spans that were lost."""
     lost: list[int] = []
     variables = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": f"{share}"}
-    with _environment(variables | {"OTEL_EXPORTER_OTLP_ENDPOINT": url}):
+    with patch.dict(os.environ, variables | {"OTEL_EXPORTER_OTLP_ENDPOINT": url}):
         traces = switch.traces("tabloop", os.environ, lost.append)
     assert traces
     sent = CompletionTraces(traces, model, ())
@@ -119,22 +120,11 @@ def _rows(count: int) -> list[tuple[Completion, Feedback]]:
     return [(ROW.model_copy(update={"id": f"cmpl-{uuid.uuid4()}"}), ANSWER) for _ in range(count)]
 
 
-def _row_seconds(count: int = 10_000) -> float:
+def _row_seconds() -> float:
     """Return the CPU seconds of making a row, which are not tracing's."""
     began = time.process_time()
-    _rows(count)
-    return (time.process_time() - began) / count
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    _rows(10_000)
+    return (time.process_time() - began) / 10_000
 
 
 def _completion() -> Completion:

@@ -23,7 +23,7 @@ from infra.records import Sample
 from infra.settings import Settings
 from infra.storage.store import to_parquet
 from tasks.evaluation import positions
-from tasks.evaluation.heldout import held_out_files, site_packages
+from tasks.evaluation.heldout.build import typed_sources
 from tasks.evaluation.models.base import Text
 
 SIZES = Size(full={64: 4, 512: 1}, quick={16: 1, 64: 1})  # number of turns of both sides, by the samples of a step
@@ -37,9 +37,8 @@ def samples_of(count: int, settings: Settings) -> list[Sample]:
     """Return samples of positions in real code with the real text as the completion, so that lengths are as served."""
     text = Text.of(configuration.path(settings.model.base), settings.model)
     rng, end = random.Random(0), text.tokenizer.token_to_id(END)
-    sources = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
     samples = []
-    for number, position in enumerate(positions.sample_positions(sources, count, 0)):
+    for number, position in enumerate(positions.sample_positions(typed_sources(), count, 0)):
         tokens = (*text.renderer.encode(position.truth), end)[: settings.serving.sampling.max_tokens]
         samples.append(
             Sample(

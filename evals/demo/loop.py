@@ -53,10 +53,6 @@ class Traffic:
         """Store the newest sums (the `progress` hook of evals.developers.run)."""
         self.tally = tally
 
-    def of_version(self, version: str) -> Counts:
-        """Return the sums of a version."""
-        return self.tally.by_version().get(version, Counts())
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -189,7 +185,8 @@ class Loop:
 
     def _counted(self, experiment: ExperimentRecord) -> dict[str, int]:
         """Return the requests of both versions of a test that the gate counts."""
-        return {version: self.traffic.of_version(version).completed for version in (experiment.champion, experiment.challenger)}
+        found = self.traffic.tally.by_version()
+        return {version: found.get(version, Counts()).completed for version in (experiment.champion, experiment.challenger)}
 
     async def _show_look(self, experiment: ExperimentRecord) -> None:
         """Show both arms as the gate's newest look at the test counts them."""

@@ -25,8 +25,7 @@ class Aggregate:
     """A share, in the simulation and as published."""
 
     name: str
-    simulated: float
-    """NaN where there is nothing to count."""
+    simulated: float  # NaN where there is nothing to count
     published: str
     source: str
 

@@ -84,11 +84,6 @@ def same(one: ast.AST, other: ast.AST) -> bool:
     return ast.dump(_Canonical().visit(one)) == ast.dump(_Canonical().visit(other))
 
 
-def same_value(node: ast.AST, source: str) -> bool:
-    """Return whether an expression is that of a source."""
-    return ast.dump(node) == ast.dump(ast.parse(source, mode="eval").body)
-
-
 def bound_names(tree: ast.AST) -> list[str]:
     """Return the names that some lines bind, each once, in order."""
     bound = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
@@ -114,7 +109,7 @@ class _Canonical(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and name in EMPTY and not node.args and not node.keywords:
             return ast.parse(EMPTY[name], mode="eval").body
         at, default = DEFAULTS.get(name, (0, ""))
-        if default and len(node.args) == at + 1 and same_value(node.args[at], default):
+        if default and len(node.args) == at + 1 and ast.dump(node.args[at]) == ast.dump(ast.parse(default, mode="eval").body):
             del node.args[at]
         if name == "range" and len(node.args) == 2 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0:
             del node.args[0]

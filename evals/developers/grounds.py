@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tasks.evaluation import positions
-from tasks.evaluation.heldout import held_out_files, site_packages
+from tasks.evaluation.heldout.build import typed_sources
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column
 from tasks.own_code.holes import Hole, holes_of
 
@@ -148,7 +148,7 @@ def code_from(directories: Sequence[Path] = ()) -> positions.Code:
     Raises NoCode where a path is not a directory, or the directories hold no Python file.
     """
     if not directories:
-        return positions.Code(positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()])))
+        return positions.Code(typed_sources())
     for directory in directories:
         if not directory.is_dir():
             raise positions.NoCode(f"--code {directory}: no such directory; give one that holds Python files")

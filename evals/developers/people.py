@@ -73,15 +73,11 @@ class Sight:
 
     prefix: str
     suffix: str
-    rest: str
-    """The finished file's text between prefix and suffix."""
+    rest: str  # the finished file's text between prefix and suffix
     shown: str
-    truth: str
-    """The text in mind; of a developer without one, the text that the file's author wrote."""
-    in_mind: bool
-    """Whether the developer has it in mind."""
-    takes_alternatives: bool
-    """Whether they take a text that means the same."""
+    truth: str  # the text in mind; of a developer without one, the text that the file's author wrote
+    in_mind: bool  # whether the developer has it in mind
+    takes_alternatives: bool  # whether they take a text that means the same
 
 
 def opinion_of(people: People, taste: Taste, sight: Sight) -> Opinion:

@@ -5,7 +5,7 @@ process, so that no stack is needed.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ def study(
     languages: Sequence[str],
     places: int,
     out: Path,
-    say: Callable[[str], None] = print,
 ) -> list[dict[str, Any]]:
     """Learn from each repository alone, print its report and write result.json; return the reports.
 
@@ -53,14 +52,12 @@ def study(
     found = []
     for source in sources:
         read = repository.read(source, languages, out / "clones")
-        found.append(_learn(settings, read, places or settings.collect.max_samples, out / read.name, say))
+        found.append(_learn(settings, read, places or settings.collect.max_samples, out / read.name))
         (out / RESULT).write_text(json.dumps(found, indent=2))
     return found
 
 
-def _learn(
-    settings: Settings, read: repository.Repository, count: int, folder: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _learn(settings: Settings, read: repository.Repository, count: int, folder: Path) -> dict[str, Any]:
     settings, base = code.training_settings(settings), configuration.path(settings.model.base)
     renderer = update.renderer_of(base, settings.model)
     learned = code.learn([read], [""], settings, renderer, Redactor(), "0", count)
@@ -69,7 +66,7 @@ def _learn(
     rows = {name: [asdict(row) for row in scores.by_position] for name, scores in scored.scores.items()}
     evaluation: Mapping[str, Any] = {"positions": rows["candidate"], "champion_positions": rows["champion"]}
     report = Report(read.name, learned.repositories, tuple(gains(evaluation)), verdict, None)
-    say("\n".join(report.lines()))
+    print("\n".join(report.lines()))
     return report.values()
 
 

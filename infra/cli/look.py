@@ -128,14 +128,13 @@ def export(
     """Write exposures and facts of an A/B test as Parquet."""
     import time
 
-    from infra import settings
     from infra.pages import figures
     from infra.storage import cycles
     from infra.storage.scope import Scope
     from tasks.experiments.reports.export import export
 
     store = Scope(cycles.project_of_test(experiment)).view(_store())
-    written = export(store, settings.load(), experiment, folder, time.time())
+    written = export(store, experiment, folder, time.time())
     for path, rows in written.rows.items():
         print(f"{path}: {rows} rows")
     for arm, rate in written.acceptance.items():

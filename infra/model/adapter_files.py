@@ -87,10 +87,7 @@ def read_adapter(directory: Path, base: Path, base_sha256: str = "") -> tuple[di
             f"{file}: {others[0]} has type {found}, expected float32, bfloat16 or float16 ({len(others)} of {len(stored)} "
             "tensors); train it again"
         )
-    if broken := sorted(name for name, tensor in stored.items() if not tensor.isfinite().all()):
-        raise UnsuitableAdapter(
-            f"{file}: {broken[0]} has values that are not finite ({len(broken)} of {len(stored)} tensors); train it again"
-        )
+    _check_finite(file, stored)
     actual, wanted = base_sha256 or weights_sha256(base), metadata.get(adapters.BASE_KEY)
     if wanted != actual:
         raise UnsuitableAdapter(
@@ -115,6 +112,13 @@ def _check_shapes(file: Path, tensors: Mapping[str, torch.Tensor], model: Archit
     if problems:
         named = "; ".join(problems[:MOST_NAMED])
         raise UnsuitableAdapter(f"{file}: {len(problems)} tensors do not fit the base: {named}")
+
+
+def _check_finite(file: Path, tensors: Mapping[str, torch.Tensor], of: str = "") -> None:
+    if broken := sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all()):
+        raise UnsuitableAdapter(
+            f"{file}: {broken[0]}{of} has values that are not finite ({len(broken)} of {len(tensors)} tensors); train it again"
+        )
 
 
 def merge(base: Path, adapter: Path, out: Path) -> None:
@@ -152,9 +156,5 @@ def _write_merged(base: Path, adapter: Path, out: Path) -> None:
     tensors, rank = read_adapter(adapter, base)
     config = json.loads((base / "config.json").read_text())
     weights = dict(merged(StoredTensors(weights_of(base)), architectures.read(base), tensors, rank))
-    if broken := sorted(name for name, tensor in weights.items() if not tensor.isfinite().all()):
-        raise UnsuitableAdapter(
-            f"{adapter}: {broken[0]} of the merged weights has values that are not finite ({len(broken)} of {len(weights)} "
-            "tensors); train it again"
-        )
+    _check_finite(adapter, weights, " of the merged weights")
     write_checkpoint(out, weights, config, torch.float32, base)

@@ -169,7 +169,8 @@ def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, ma
         ends: characters of the text up to each token [T].
         price: price of an interruption, in kept characters.
     """
-    values = np.array(visible_characters(text, ends), float) * chances - price
+    # Blanks at the end of a text are invisible.
+    values = np.array([len(text[:end].rstrip()) for end in ends], float) * chances - price
     left = CHARACTERS_A_TOKEN * (max_tokens - 1.0 - np.arange(len(ends)))
     hoped = chances * (np.asarray(ends, float) + left) - price
     hopeless = hoped <= np.maximum(np.maximum.accumulate(values), 0.0)
@@ -177,8 +178,3 @@ def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, ma
     sampled = int(np.argmax(hopeless)) + 1 if ended else len(ends)
     best = int(np.argmax(values[:sampled]))
     return Decision(best + 1 if values[best] > 0 else 0, sampled, ended, float(chances[best]))
-
-
-def visible_characters(text: str, ends: Sequence[int]) -> list[int]:
-    """Return the characters of the text up to each token, without blanks at its end, which are invisible."""
-    return [len(text[:end].rstrip()) for end in ends]

@@ -21,7 +21,8 @@ STYLE = Path(__file__).with_name("charts.css").read_text().strip()
 TEMPLATE = Template(
     Path(__file__).with_name("chart.html").read_text(), autoescape=True, trim_blocks=True, undefined=StrictUndefined
 )
-WIDTH = 360
+WIDTH, HEIGHT, SEQUENCE_HEIGHT = 360, 220, 210
+INTERVAL_WIDTH, INTERVAL_HEIGHT = 150, 22
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 34
 """Space around the plot, in pixels."""
 TICKS = 4
@@ -78,16 +79,16 @@ class ConfidenceSequence:
     """Bounds that the value must not pass."""
 
 
-def sequence(chart: ConfidenceSequence, width: int = WIDTH, height: int = 210) -> str:
+def sequence(chart: ConfidenceSequence) -> str:
     """Return a confidence sequence with the zero line, the margins and the planned end."""
     last = chart.points[-1].x
     planned = chart.end if last >= chart.end / 4 else 1.6 * max(last, 1.0)
     right = max(planned, last)
-    x = scale(0, right * 1.04, LEFT, width - RIGHT)
+    x = scale(0, right * 1.04, LEFT, WIDTH - RIGHT)
     settled = [p for p in chart.points if p.x >= last / 2]  # the first intervals are wide, and the plot cuts them off
     bounds = [b for p in settled for b in (p.value, p.low, p.high) if b is not None]
     bottom, top = _around([*bounds, *chart.margins, 0.0])
-    y = scale(bottom, top, height - BOTTOM, TOP)
+    y = scale(bottom, top, SEQUENCE_HEIGHT - BOTTOM, TOP)
 
     def cut(value: float) -> float:
         return y(min(max(value, bottom), top))
@@ -95,37 +96,37 @@ def sequence(chart: ConfidenceSequence, width: int = WIDTH, height: int = 210) -
     ranged = [(x(p.x), cut(p.low), cut(p.high)) for p in chart.points if p.low is not None and p.high is not None]
     outline = [(at, high) for at, _, high in ranged] + [(at, low) for at, low, _ in reversed(ranged)]
     marks = [
-        *frame(width, height, y, ticks(bottom, top)),
-        *(text(x(tick), height - BOTTOM + 14, _number(tick), "middle") for tick in ticks(0, right)),
-        text((LEFT + width - RIGHT) / 2, height - 4, chart.x_label, "middle", "faint"),
+        *frame(WIDTH, SEQUENCE_HEIGHT, y, ticks(bottom, top)),
+        *(text(x(tick), SEQUENCE_HEIGHT - BOTTOM + 14, _number(tick), "middle") for tick in ticks(0, right)),
+        text((LEFT + WIDTH - RIGHT) / 2, SEQUENCE_HEIGHT - 4, chart.x_label, "middle", "faint"),
         f'<polygon class="band" points="{path(outline)}"/>' if len(ranged) > 1 else "",
         *(upright(at, low, high, "look") for at, low, high in ranged),
         f'<polyline class="line" points="{path([(x(p.x), cut(p.value)) for p in chart.points])}"/>',
         f'<circle class="dot" cx="{x(last):.1f}" cy="{cut(chart.points[-1].value):.1f}" r="4"/>',
-        _across(y(0.0), width, "zero", ""),
-        *(_across(y(margin), width, "margin", "margin") for margin in chart.margins),
-        *_planned_end(chart.end, planned, x, width, height),
+        _across(y(0.0), "zero", ""),
+        *(_across(y(margin), "margin", "margin") for margin in chart.margins),
+        *_planned_end(chart.end, planned, x),
     ]
-    return svg(width, height, chart.title, chart.description, marks)
+    return svg(WIDTH, SEQUENCE_HEIGHT, chart.title, chart.description, marks)
 
 
-def interval(point: Point, margins: Sequence[float], state: str, description: str, width: int = 150, height: int = 22) -> str:
+def interval(point: Point, margins: Sequence[float], state: str, description: str) -> str:
     """Return one interval beside zero and its margins, for a row of a table; `state` is "yes", "no" or empty."""
     low, high = (point.value if bound is None else bound for bound in (point.low, point.high))
     # An interval much wider than its margins is cut off: only its position beside them matters.
     reach = 2.5 * max((abs(margin) for margin in margins), default=0.0) or max(abs(low), abs(high)) * SPACE or 1.0
-    x, middle = scale(-reach, reach, 4, width - 4), height / 2
+    x, middle = scale(-reach, reach, 4, INTERVAL_WIDTH - 4), INTERVAL_HEIGHT / 2
 
     def cut(value: float) -> float:
         return x(min(max(value, -reach), reach))
 
     marks = [
-        *(upright(x(margin), 2, height - 2, "margin") for margin in margins),
-        upright(x(0.0), 2, height - 2, "zero"),
+        *(upright(x(margin), 2, INTERVAL_HEIGHT - 2, "margin") for margin in margins),
+        upright(x(0.0), 2, INTERVAL_HEIGHT - 2, "zero"),
         f'<line class="interval {state}" x1="{cut(low):.1f}" x2="{cut(high):.1f}" y1="{middle}" y2="{middle}"/>',
         f'<circle class="dot {state}" cx="{cut(point.value):.1f}" cy="{middle}" r="4"/>',
     ]
-    return svg(width, height, description, "", marks)
+    return svg(INTERVAL_WIDTH, INTERVAL_HEIGHT, description, "", marks)
 
 
 def series(
@@ -135,8 +136,6 @@ def series(
     *,
     connected: bool = False,
     groups: Sequence[tuple[str, int]] = (),
-    width: int = WIDTH,
-    height: int = 220,
 ) -> str:
     """Return labelled values side by side, with their intervals where they have some.
 
@@ -147,9 +146,9 @@ def series(
     bounds = [bound for p in points for bound in (p.value, p.low, p.high) if bound is not None]
     bottom, top = min(0.0, *bounds), max(0.0, *bounds)
     top = bottom + ((top - bottom) or 1.0) * SPACE
-    y, step = scale(bottom, top, height - BOTTOM, TOP + 8), (width - LEFT - RIGHT) / len(points)
+    y, step = scale(bottom, top, HEIGHT - BOTTOM, TOP + 8), (WIDTH - LEFT - RIGHT) / len(points)
     at = [LEFT + (index + 0.5) * step for index in range(len(points))]
-    marks = frame(width, height, y, ticks(bottom, top))
+    marks = frame(WIDTH, HEIGHT, y, ticks(bottom, top))
     if connected:
         ends = [0, *accumulate(count for _, count in groups)] if groups else [0, len(points)]
         lines = [[(x, y(p.value)) for x, p in zip(at[a:b], points[a:b], strict=True)] for a, b in pairwise(ends)]
@@ -164,21 +163,21 @@ def series(
         if len(points) <= MOST_NOTES:
             marks.append(text(x + 8, y(p.value) - 5, p.note))
         if any(p is one for one in written):
-            marks.append(text(x, height - BOTTOM + 14, p.label, "middle"))
+            marks.append(text(x, HEIGHT - BOTTOM + 14, p.label, "middle"))
     begin = 0
     for name, count in groups:
-        marks.append(text(LEFT + (begin + count / 2) * step, height - 4, name, "middle", "faint"))
+        marks.append(text(LEFT + (begin + count / 2) * step, HEIGHT - 4, name, "middle", "faint"))
         begin += count
         if begin < len(points):
-            marks.append(upright(LEFT + begin * step, TOP, height - BOTTOM, "end"))
-    return svg(width, height, title, description, marks)
+            marks.append(upright(LEFT + begin * step, TOP, HEIGHT - BOTTOM, "end"))
+    return svg(WIDTH, HEIGHT, title, description, marks)
 
 
-def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], width: int = WIDTH) -> str:
+def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]]) -> str:
     """Return horizontal bars, each with its name and the text beside it."""
-    label = min(width * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
+    label = min(WIDTH * 0.45, 6 + CHARACTER * max((len(name) for name, *_ in rows), default=0))
     note = CHARACTER * max((len(words) for *_, words in rows), default=0)
-    x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, width - note - 8)
+    x = scale(0.0, max((value for _, value, _ in rows), default=0.0), label, WIDTH - note - 8)
     marks = []
     for index, (name, value, words) in enumerate(rows):
         top = 4 + 22 * index
@@ -187,7 +186,7 @@ def bars(title: str, description: str, rows: Sequence[tuple[str, float, str]], w
             f'<rect class="bar" x="{label:.1f}" y="{top}" width="{max(x(value) - label, 0.0):.1f}" height="16"/>',
             text(x(value) + 4, top + 13, words),
         ]
-    return svg(width, 8 + 22 * len(rows), title, description, marks)
+    return svg(WIDTH, 8 + 22 * len(rows), title, description, marks)
 
 
 def standalone(svg: str) -> str:
@@ -256,14 +255,14 @@ def frame(
     ]
 
 
-def _planned_end(end: float, right: float, x: Callable[[float], float], width: int, height: int) -> list[str]:
+def _planned_end(end: float, right: float, x: Callable[[float], float]) -> list[str]:
     if right < end:
-        return [text(width - RIGHT, TOP - 3, f"planned end at {_number(end)} →", "end", "faint")]
-    return [upright(x(end), TOP, height - BOTTOM, "end"), text(x(end) - 4, TOP - 3, "planned end", "end", "faint")]
+        return [text(WIDTH - RIGHT, TOP - 3, f"planned end at {_number(end)} →", "end", "faint")]
+    return [upright(x(end), TOP, SEQUENCE_HEIGHT - BOTTOM, "end"), text(x(end) - 4, TOP - 3, "planned end", "end", "faint")]
 
 
-def _across(y: float, width: int, kind: str, label: str) -> str:
-    line = f'<line class="{kind}" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+def _across(y: float, kind: str, label: str) -> str:
+    line = f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
     return line + (text(LEFT + 4, y - 4, label, "start", "faint") if label else "")
 
 

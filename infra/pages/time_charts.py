@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from infra.pages import charts
-from infra.pages.charts import BOTTOM, CHARACTER, LEFT, SPACE, TOP, WIDTH, Point
+from infra.pages.charts import BOTTOM, CHARACTER, HEIGHT, LEFT, SPACE, TOP, WIDTH, Point
 
 KINDS = ("", "second", "third")
 """Classes of the lines: they differ in colour, in dashes, and by the name at their end."""
@@ -44,17 +44,17 @@ class Track:
     spans: Sequence[Span]
 
 
-def lines(title: str, description: str, drawn: Sequence[Line], width: int = WIDTH, height: int = 220) -> str:
+def lines(title: str, description: str, drawn: Sequence[Line]) -> str:
     """Return values over time with their intervals, from zero, each line with its name at its end; at least one point."""
     points = [point for line in drawn for point in line.points]
     bounds = [bound for p in points for bound in (p.value, p.low, p.high) if bound is not None]
     bottom, top = min(0.0, *bounds), max(0.0, *bounds)
     top = bottom + ((top - bottom) or 1.0) * SPACE
     start, end = min(p.x for p in points), max(p.x for p in points)
-    right = width - 10 - round(CHARACTER * max(len(line.name) for line in drawn))
-    x, y = charts.scale(start, end, LEFT + 6, right - 6), charts.scale(bottom, top, height - BOTTOM, TOP)
-    marks = charts.frame(right, height, y, charts.ticks(bottom, top), right=0)
-    marks += [charts.text(at, height - BOTTOM + 14, words, anchor) for at, words, anchor in _times(start, end, LEFT, right)]
+    right = WIDTH - 10 - round(CHARACTER * max(len(line.name) for line in drawn))
+    x, y = charts.scale(start, end, LEFT + 6, right - 6), charts.scale(bottom, top, HEIGHT - BOTTOM, TOP)
+    marks = charts.frame(right, HEIGHT, y, charts.ticks(bottom, top), right=0)
+    marks += [charts.text(at, HEIGHT - BOTTOM + 14, words, anchor) for at, words, anchor in _times(start, end, LEFT, right)]
     names = []
     for index, line in enumerate(drawn):
         kind = KINDS[index % len(KINDS)]
@@ -67,16 +67,16 @@ def lines(title: str, description: str, drawn: Sequence[Line], width: int = WIDT
             marks.append(f'<circle class="dot {kind}" cx="{at:.1f}" cy="{middle:.1f}" r="3"/>')
         names.append((path[-1][1], line.name))
     marks += [charts.text(right + 6, at + 4, name) for at, name in _apart(names)]
-    return charts.svg(width, height, title, description, marks)
+    return charts.svg(WIDTH, HEIGHT, title, description, marks)
 
 
-def timeline(title: str, description: str, tracks: Sequence[Track], now: float, width: int = WIDTH) -> str:
+def timeline(title: str, description: str, tracks: Sequence[Track], now: float) -> str:
     """Return a timeline up to now, with a row for each track and at least one span."""
     left = 8 + CHARACTER * max(len(track.label) for track in tracks)
     height = ROW_HEIGHT * len(tracks) + 24
     start = min(span.start for track in tracks for span in track.spans)
-    x = charts.scale(start, max(now, start + 1.0), left, width - 6)
-    marks = [charts.text(at, height - 6, words, anchor, "faint") for at, words, anchor in _times(start, now, left, width - 6)]
+    x = charts.scale(start, max(now, start + 1.0), left, WIDTH - 6)
+    marks = [charts.text(at, height - 6, words, anchor, "faint") for at, words, anchor in _times(start, now, left, WIDTH - 6)]
     for index, track in enumerate(tracks):
         top = 4 + ROW_HEIGHT * index
         marks.append(charts.text(left - 6, top + 13, track.label, "end"))
@@ -85,7 +85,7 @@ def timeline(title: str, description: str, tracks: Sequence[Track], now: float, 
             low = top + (2 if span.kind == "span" else 6)
             tall = 16 if span.kind == "span" else 8
             marks.append(f'<rect class="{span.kind}" x="{begin:.1f}" y="{low}" width="{wide:.1f}" height="{tall}"/>')
-    return charts.svg(width, height, title, description, marks)
+    return charts.svg(WIDTH, height, title, description, marks)
 
 
 def when(seconds: float, long: bool = False) -> str:

@@ -247,7 +247,7 @@ def _plan(settings: Settings, supervisor: Supervisor, selected: dict[str, Part],
         plan["work pool"] = ("prefect",), lambda: pools.ensure(settings)
         plan["deployments"] = ("work pool",), lambda: orchestration.deploy(settings, client)
         if settings.orchestration.webhook:
-            plan["automations"] = ("deployments",), lambda: orchestration.automate(settings, client)
+            plan["automations"] = ("deployments",), lambda: orchestration.automate(client)
     if "mlflow" in selected or "serving" in selected:
         plan["base model"] = ("bucket", "mlflow"), lambda: seed.base_model(settings)
     order = ("s3", "bucket", "mlflow", "base model", "postgresql", "prefect", "work pool", "worker", "deployments")

@@ -80,19 +80,19 @@ def deploy(settings: Settings, environment: dict[str, str], again: str = "tabloo
     Raises:
         DeployError: Prefect refused it, or did not finish in time.
     """
-    _run(["prefect", "--no-prompt", "deploy", "--all"], settings, environment, again)
+    _run(["prefect", "--no-prompt", "deploy", "--all"], environment, again)
     with connect(settings) as http:
         for deployment in declared():
             if found := _found(http, deployment["name"]):
                 http.patch(f"deployments/{found['id']}", json={"version": release(settings)}).raise_for_status()
 
 
-def automate(settings: Settings, environment: dict[str, str], again: str = "tabloop up") -> None:
+def automate(environment: dict[str, str]) -> None:
     """Make the automations of infra/stack/automations.py. Raises DeployError as `deploy` does."""
-    _run(["infra.cli", "automations"], settings, environment, again)
+    _run(["infra.cli", "automations"], environment, "tabloop up")
 
 
-def _run(module: list[str], settings: Settings, environment: dict[str, str], again: str) -> None:
+def _run(module: list[str], environment: dict[str, str], again: str) -> None:
     """Run a Python module that talks to Prefect's server."""
     words, seconds = " ".join(module).replace("infra.cli", "tabloop"), READY_SECONDS
     command = [sys.executable, "-m", *module]
@@ -122,7 +122,6 @@ def set_schedules(settings: Settings, *, paused: bool, only: Collection[str] = (
             if deployment["schedules"] and (not only or deployment["name"] in only):
                 names.append(deployment["name"])
                 _post(http, f"deployments/{deployment['id']}/{'pause' if paused else 'resume'}_deployment")
-
     return sorted(names)
 
 

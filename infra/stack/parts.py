@@ -155,11 +155,8 @@ def _mlflow(settings: Settings, state: Path) -> Part:
     credentials = {CREDENTIAL: credential}
     if all(keys):
         credentials["AWS_ACCESS_KEY_ID"], credentials["AWS_SECRET_ACCESS_KEY"] = keys
-
-    def ready(_: float) -> bool:
-        return request(f"{registry.uri}/health", credential=credential)[0] == OK
-
-    return Part("mlflow", command, "mlflow", ready, registry.uri, _ports(registry.uri), credentials=credentials)
+    ready, ports = _answers(f"{registry.uri}/health", credential), _ports(registry.uri)
+    return Part("mlflow", command, "mlflow", ready, registry.uri, ports, credentials=credentials)
 
 
 def _postgresql(settings: Settings, state: Path) -> Part:
@@ -178,11 +175,7 @@ def _prefect(settings: Settings, state: Path) -> Part:
     command = (sys.executable, "-m", "infra.stack.prefect_server", site)
     credentials = {CREDENTIAL: auth, "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_API_AUTH_STRING": auth}
     credentials["PREFECT_API_DATABASE_CONNECTION_URL"] = postgresql.url(state)
-
-    def ready(_: float) -> bool:
-        return request(f"{api}/health", credential=auth)[0] == OK
-
-    return Part("prefect", command, "prefect", ready, site, _ports(api), credentials=credentials)
+    return Part("prefect", command, "prefect", _answers(f"{api}/health", auth), site, _ports(api), credentials=credentials)
 
 
 def _worker(settings: Settings) -> Part:
@@ -205,21 +198,23 @@ def _worker(settings: Settings) -> Part:
 def _engine(slot: int, member: int, address: str) -> Part:
     command = (sys.executable, "-m", "serving.engine", "--slot", str(slot), *(("--member", str(member)) if member else ()))
     name = f"engine-{slot}" + (f"-{member}" if member else "")
-    return Part(name, command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
+    return Part(name, command, "vllm", _answers(f"{address}/health"), address, _ports(address))
 
 
 def _evaluation_engine(settings: Settings) -> Part:
     address = settings.evaluate.engine_url
     command = (sys.executable, "-m", "serving.engine", "--evaluation")
-    return Part("evaluation", command, "vllm", lambda _: request(f"{address}/health")[0] == OK, address, _ports(address))
+    return Part("evaluation", command, "vllm", _answers(f"{address}/health"), address, _ports(address))
 
 
 def _serving(settings: Settings) -> Part:
     address, ports = settings.serving.completions_url, (settings.serving.port, settings.serving.feedback_port)
     command, seconds = (sys.executable, "-m", "serving"), math.ceil(settings.serving.drain.grace_seconds) + 10
-    return Part(
-        "serving", command, "serving", lambda _: request(f"{address}/ready")[0] == OK, address, ports, stop_seconds=seconds
-    )
+    return Part("serving", command, "serving", _answers(f"{address}/ready"), address, ports, stop_seconds=seconds)
+
+
+def _answers(url: str, credential: str = "") -> Callable[[float], bool]:
+    return lambda _: request(url, credential=credential)[0] == OK
 
 
 def request(url: str, body: bytes | None = None, credential: str = "") -> tuple[int, bytes]:

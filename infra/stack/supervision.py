@@ -26,6 +26,7 @@ from infra.stack.parts import Part
 
 SOCKET_LIMIT = 100  # a Unix socket's path holds about 108 bytes
 TEMPLATE = Path(__file__).with_name("supervisord.conf.jinja")
+SHUT_DOWN_SECONDS = 60.0
 UNREACHABLE = (OSError, xmlrpc.client.ProtocolError)
 
 
@@ -125,7 +126,7 @@ class Supervisor:
         while any(s.state == "STOPPING" for n, s in self.states().items() if n in names):
             time.sleep(0.1)
 
-    def shut_down(self, seconds: float = 60) -> None:
+    def shut_down(self) -> None:
         """Stop supervisord and its remaining parts."""
         try:
             with self._connection() as remote:
@@ -134,7 +135,7 @@ class Supervisor:
         except (*UNREACHABLE, xmlrpc.client.Fault, psutil.NoSuchProcess):  # it has ended, or is ending
             return
         with contextlib.suppress(psutil.TimeoutExpired):
-            daemon.wait(seconds)
+            daemon.wait(SHUT_DOWN_SECONDS)
 
     @property
     def _configuration(self) -> Path:
@@ -162,10 +163,10 @@ class Supervisor:
         files.write(self._configuration, template.render(paths, programs=programs))
 
 
-def tail(log: Path, lines: int = 15) -> str:
-    """Return the last lines of a log, indented."""
+def tail(log: Path) -> str:
+    """Return the last 15 lines of a log, indented."""
     try:
-        text = log.read_text(errors="replace").splitlines()[-lines:]
+        text = log.read_text(errors="replace").splitlines()[-15:]
     except FileNotFoundError:
         text = ["(no log yet)"]
     return "\n".join(f"    {line[:300]}" for line in text)

@@ -8,7 +8,6 @@ oldest is closed first, so that the app can always connect.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import cast
 
 from aiohttp import web
@@ -24,17 +23,16 @@ LOOK_SECONDS = 0.5
 class Unauthenticated:
     """The connections that have not sent the token, oldest first."""
 
-    def __init__(self, seconds: float = DEADLINES.headers, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = DEADLINES.headers) -> None:
         """`seconds`: how long each may stay."""
         self._seconds = seconds
-        self._clock = clock
         self._due: OrderedDict[asyncio.BaseTransport, float] = OrderedDict()
 
     def add(self, transport: asyncio.Transport) -> None:
         """Take a new connection, closing the oldest if there are too many."""
         if len(self._due) >= MOST:
             self._close_oldest()
-        self._due[transport] = self._clock() + self._seconds
+        self._due[transport] = time.monotonic() + self._seconds
 
     def trust(self, transport: asyncio.BaseTransport | None) -> None:
         """Exempt a connection that has sent the token."""
@@ -45,7 +43,7 @@ class Unauthenticated:
         """Close every connection whose time is up, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            while self._due and next(iter(self._due.values())) <= self._clock():
+            while self._due and next(iter(self._due.values())) <= time.monotonic():
                 self._close_oldest()
 
     def _close_oldest(self) -> None:

@@ -21,7 +21,7 @@ from tasks.evaluation.heldout.sets import Places
 from tasks.labels.accounting import RequestAccounting
 from tasks.labels.attribution import unique
 from tasks.labels.documents import Documents
-from tasks.labels.partitions import Partition
+from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import InputChanged, read_chosen
 
 LEAST_TRUTH = 3
@@ -56,7 +56,10 @@ def places(
         "short": spoken.height - long.height - quiet.height,
         "more_than_asked_for": long.height + quiet.height - chosen.height,
     }
-    found = [row for partition in partitions for row in _read(store, partition, chosen)]
+    found = []
+    for partition, own in divided(partitions, chosen):
+        served = unique(read_chosen(store, partition, own))
+        found += own.join(served.select("id", "time", "prefix", "suffix"), on=["id", "time"]).to_dicts()
     if len(found) != chosen.height:
         raise InputChanged(
             f"{len(found)} of {chosen.height} held-out requests are where they were served: a user or project was erased in the "
@@ -93,11 +96,3 @@ def files_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         first = [names[number] or ids[number] for number in numbers]
         files |= {id: name or shown for id, name, shown in zip(ids, names, first, strict=True)}
     return files
-
-
-def _read(store: ObjectStore, partition: Partition, chosen: pl.DataFrame) -> list[dict[str, Any]]:
-    own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
-    if own.is_empty():
-        return []
-    served = unique(read_chosen(store, partition, own))
-    return own.join(served.select("id", "time", "prefix", "suffix"), on=["id", "time"]).to_dicts()

@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 import polars as pl
 
 from infra.pages.figures import sampled
+from infra.pages.markdown import table
 from infra.records import Bucket, Manifest
 from infra.records.few import Few
 from infra.settings.schema import Collect
@@ -202,8 +203,7 @@ def account_page(manifest: Manifest) -> str:
     """Return the same table in Markdown."""
     rows = account_rows(manifest.buckets, manifest.quarantined, manifest.requests)
     title = f"# {manifest.cycle}: every request once{sampled(manifest.share)}\n"
-    lines = [f"| {row['bucket']} | {row['requests']} | {row['share']} |" for row in rows]
-    return "\n".join([title, "| bucket | requests | share |", "| --- | --- | --- |", *lines, ""])
+    return f"{title}\n{table(('bucket', 'requests', 'share'), (row.values() for row in rows))}\n"
 
 
 def assign_buckets(

@@ -256,33 +256,25 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
 def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions that the model ended before there was anything to show, as matches with the outcome `nothing`."""
     ended = pl.col("blank") & ~pl.col("withheld") & (pl.col("finish_reason") == "stop")
-    chosen = completions.filter(ended, pl.col("token_ends").list.len() > 0)
-    return chosen.select(
-        *("text", "held_back", "token_ends", "logprobs"),
-        served="id",
-        served_time="time",
-        reported=pl.lit("nothing", REPORTED),
-        outcome=pl.lit("nothing", LABEL),
-        cache_hit=pl.lit(False),
-        shown_characters=pl.lit(0, pl.Int64),
-        accepted_characters=pl.lit(0, pl.Int64),
-        extent=pl.col("text").str.len_chars().cast(pl.Int64),
-    )
+    return _without_event(completions.filter(ended, pl.col("token_ends").list.len() > 0), "nothing", pl.lit(0, pl.Int64))
 
 
 def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions as matches without an answer: their whole text counts as shown, with the outcome `unjudged`."""
-    length = pl.col("text").str.len_chars().cast(pl.Int64)
+    return _without_event(completions, "unjudged", pl.col("text").str.len_chars().cast(pl.Int64))
+
+
+def _without_event(completions: pl.DataFrame, outcome: str, shown_characters: pl.Expr) -> pl.DataFrame:
     return completions.select(
         *("text", "held_back", "token_ends", "logprobs"),
         served="id",
         served_time="time",
-        reported=pl.lit("unjudged", REPORTED),
-        outcome=pl.lit("unjudged", LABEL),
+        reported=pl.lit(outcome, REPORTED),
+        outcome=pl.lit(outcome, LABEL),
         cache_hit=pl.lit(False),
-        shown_characters=length,
+        shown_characters=shown_characters,
         accepted_characters=pl.lit(0, pl.Int64),
-        extent=length,
+        extent=pl.col("text").str.len_chars().cast(pl.Int64),
     )
 
 

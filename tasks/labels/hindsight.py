@@ -95,8 +95,7 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
     begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
     for begin, end in pairwise(begins):
-        requests = _Requests(settings.most_seconds, *(column[begin:end] for column in columns))
-        found.extend(requests.settled(settings))
+        found.extend(_Requests(settings, *(column[begin:end] for column in columns)).settled())
     texts = [one if isinstance(one, Settled) else None for _, one, _ in found]
     return pl.DataFrame(
         {
@@ -124,8 +123,7 @@ def _columns(rows: pl.DataFrame) -> list[list[Any]]:
 class _Requests:
     """The requests of a user in a project, by time, then id."""
 
-    seconds: float
-    """Time after a request in which later ones may show its place."""
+    settings: Hindsight
     ids: Sequence[str]
     times: Sequence[float]
     files: Sequence[str]
@@ -139,23 +137,23 @@ class _Requests:
     @cached_property
     def shown(self) -> Documents:
         """The documents that the requests show; needed only where one of two names no file."""
-        return Documents(self.times, self.files, self.documents, self.cursors, self.hidden, self.seconds)
+        return Documents(self.times, self.files, self.documents, self.cursors, self.hidden, self.settings.most_seconds)
 
-    def settled(self, settings: Hindsight) -> Iterator[tuple[str, Settled | Reason, int | None]]:
+    def settled(self) -> Iterator[tuple[str, Settled | Reason, int | None]]:
         """Yield the settled text of each wanted request, or why it has none, and the characters written until the next one."""
         stop = 0
         for at, (id, time) in enumerate(zip(self.ids, self.times, strict=True)):
-            while stop < len(self.times) and not self.times[stop] - time > settings.most_seconds:
+            while stop < len(self.times) and not self.times[stop] - time > self.settings.most_seconds:
                 stop += 1
             if self.wanted[at]:
-                views = self._views(at, stop, settings)
+                views = self._views(at, stop)
                 if not isinstance(views, _Views):
                     yield id, views, None
                     continue
-                quiet = self.times[stop - 1] - time >= settings.quiet_seconds
-                yield id, self._last(at, stop, views, settings) if quiet else "not_shown", self._written(at, views, settings)
+                quiet = self.times[stop - 1] - time >= self.settings.quiet_seconds
+                yield id, self._last(at, stop, views) if quiet else "not_shown", self._written(at, views)
 
-    def _views(self, at: int, stop: int, settings: Hindsight) -> "_Views | Reason":
+    def _views(self, at: int, stop: int) -> "_Views | Reason":
         """Return the views of later requests at a place, or why they show none."""
         if self.hidden[at]:
             return "opted_out" if self.hidden[at] == "opted_out" else "redacted"
@@ -170,17 +168,17 @@ class _Requests:
             return "ambiguous"
         return _Views(self, at, place, short=cursor < ANCHOR_CHARACTERS)
 
-    def _written(self, at: int, views: "_Views", settings: Hindsight) -> int | None:
+    def _written(self, at: int, views: "_Views") -> int | None:
         """Return the characters between this cursor and that of the next request; None if unknown, or if they were pasted."""
         size = views.size(at + 1)
         return None if size is None or size > CHARACTERS_A_TOKEN * self.limits[at] + DIRTY_CHARACTERS else size
 
-    def _last(self, at: int, stop: int, views: "_Views", settings: Hindsight) -> Settled | Reason:
+    def _last(self, at: int, stop: int, views: "_Views") -> Settled | Reason:
         """Return the text in the last request that shows the place."""
         reason: Reason = "not_shown"
         revisited: str | None = None
         for later in range(stop - 1, at, -1):
-            if self.times[later] - self.times[at] < settings.quiet_seconds:
+            if self.times[later] - self.times[at] < self.settings.quiet_seconds:
                 break
             found = views.of(later)
             if found in ("prefix_changed", "suffix_changed"):
@@ -191,19 +189,19 @@ class _Requests:
             if revisited is not None and revisited not in (found.text, found.standing):
                 return "still_typed"
             if found.text or found.whole:
-                return self._accept(at, later, found, views, settings)
+                return self._accept(at, later, found, views)
             # The cursor is back in the first line; if nothing changed there, the text of an earlier view still stands.
             if not found.standing:
                 return "still_typed"
             revisited, reason = found.standing, "still_typed"
         return reason
 
-    def _accept(self, at: int, later: int, found: View, views: "_Views", settings: Hindsight) -> Settled | Reason:
+    def _accept(self, at: int, later: int, found: View, views: "_Views") -> Settled | Reason:
         if not found.text.strip():
             return "empty" if found.whole else "still_typed"
         text, whole = found.text, found.whole
         for between in range(later - 1, at, -1):
-            if self.times[later] - self.times[between] >= settings.quiet_seconds:
+            if self.times[later] - self.times[between] >= self.settings.quiet_seconds:
                 break
             if isinstance(view := views.of(between), View):
                 text, whole = agreed(text, whole, view)

@@ -81,6 +81,14 @@ class Partition:
         return (when >= self.begin - self.join_seconds) & (when <= self.end + self.reach_seconds)
 
 
+def divided(partitions: Sequence[Partition], rows: pl.DataFrame) -> Iterator[tuple[Partition, pl.DataFrame]]:
+    """Yield each partition that owns some of the rows, by their column `time`, and these rows."""
+    for partition in partitions:
+        own = rows.filter(partition.owns(rows["time"].to_numpy()))
+        if not own.is_empty():
+            yield partition, own
+
+
 @dataclass(frozen=True, eq=False)
 class WindowPlan:
     """A window's partitions, by time, and its objects."""

@@ -18,7 +18,7 @@ from infra.storage.events.tables import arrow_schema
 from infra.storage.store import ObjectStore
 from tasks.labels import context_lines
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import Partition
+from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import InputChanged, read_chosen
 
 SCHEMA = arrow_schema(Sample)
@@ -78,10 +78,8 @@ def tables(
     Raises:
         InputChanged: a completion is no longer in its object.
     """
-    for partition in partitions:
-        own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
-        if not own.is_empty():
-            yield _with_tokens(store, partition, own, settled)
+    for partition, own in divided(partitions, chosen):
+        yield _with_tokens(store, partition, own, settled)
 
 
 def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame, settled: SettledTokens | None) -> pa.Table:

@@ -23,7 +23,7 @@ from infra.settings.training import Groups
 from infra.storage.store import ObjectStore
 from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import Partition
+from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import TOKEN_FIELDS, read_chosen
 from tasks.rewards.acceptance import Acceptance, fit, verdict_on
 from tasks.rewards.actions import SILENCE, worth
@@ -75,10 +75,7 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
     Args:
         chosen: classified requests to train on (tasks/labels/accounting.py).
     """
-    for partition in partitions:
-        own = chosen.filter(partition.owns(chosen["time"].to_numpy()), pl.col("settled").is_not_null())
-        if own.is_empty():
-            continue
+    for partition, own in divided(partitions, chosen.filter(pl.col("settled").is_not_null())):
         served = unique(read_chosen(store, partition, own, TOKEN_FIELDS)).select("id", "time", "prefix", "suffix", "text")
         labels = own.select(
             *("id", "project", "user", "credential", "settled", "settled_whole", "extent", "shown_characters", "typed_over"),

@@ -18,7 +18,7 @@ from infra.model.kept_text import kept_characters
 from infra.model.showing import Place
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
-from tasks.labels.partitions import Partition
+from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import read_chosen
 from tasks.rewards import acceptance
 from tasks.rewards.acceptance import Acceptance
@@ -70,10 +70,7 @@ def labelled_completions(
     Completions without log-probabilities, with one that is no finite number, or without a labelled beginning, are left out: of
     those that nobody answered, and of tokens that nobody saw, validation checks none.
     """
-    for partition in partitions:
-        own = chosen.filter(partition.owns(chosen["time"].to_numpy()))
-        if own.is_empty():
-            continue
+    for partition, own in divided(partitions, chosen):
         usable = ~pl.col("mixed") & (pl.col("token_ends").list.len() > 0) & (pl.col("finish_reason") != "error")
         usable &= pl.col("logprobs").list.eval(pl.element().is_finite()).list.all()
         served = unique(read_chosen(store, partition, own, ("prompt_token_ids",)).filter(usable))

@@ -1,6 +1,7 @@
 """Reports of an estimate: its line in the log, its metrics in MLflow, its page."""
 
 from infra.pages.charts import standalone
+from infra.pages.markdown import table
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.reliability import Reliability, diagram
 
@@ -29,11 +30,11 @@ def page(fitted: FittedEstimate | Unfitted) -> str:
     """Return an estimate and its reliability diagram in Markdown."""
     lines = ["## The keep estimate", "", f"{summary(fitted)}."]
     if isinstance(fitted, FittedEstimate):
-        lines += ["", *_table(fitted.reliability)]
+        lines += ["", _table(fitted.reliability)]
         parts = {"the beginnings that look best": fitted.chosen, "the chances by which serving decided": fitted.served}
         for name, part in parts.items():
             if part:
-                lines += ["", f"Of {name}: calibration error {part.error:.4f}.", "", *_table(part)]
+                lines += ["", f"Of {name}: calibration error {part.error:.4f}.", "", _table(part)]
     return "\n".join(lines)
 
 
@@ -43,6 +44,6 @@ def chart(fitted: FittedEstimate) -> str:
     return standalone(diagram([(bin.count, bin.chance, bin.kept) for bin in found.bins], found.error))
 
 
-def _table(reliability: Reliability) -> list[str]:
-    rows = [f"| {bin.count} | {bin.chance:.3f} | {bin.kept:.3f} |" for bin in reliability.bins]
-    return ["| beginnings | mean chance | share kept |", "| --- | --- | --- |", *rows]
+def _table(reliability: Reliability) -> str:
+    rows = [(bin.count, f"{bin.chance:.3f}", f"{bin.kept:.3f}") for bin in reliability.bins]
+    return table(("beginnings", "mean chance", "share kept"), rows)

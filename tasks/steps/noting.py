@@ -26,7 +26,8 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def run(*arguments: P.args, **keywords: P.kwargs) -> R:
-            began, project = time.time(), _project_of(function, arguments, keywords)
+            bound = signature(function).bind(*arguments, **keywords).arguments
+            began, project = time.time(), str(bound.get("project", ""))  # empty: the common loop
             seconds, schedules = _schedules(flow) if not project else (None, {})
             begun = LoopRun(flow=flow, began=began, run=flow_run.id or "", schedules=schedules, prefect_seconds=seconds)
             begun = _begin(begun, project)
@@ -49,11 +50,6 @@ def noted(flow: LoopFlow) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _trace(run: LoopRun, state: str, error: str = "") -> None:
     if run.flow == CYCLE:
         run_span(run.run, run.flow, run.began, {"tabloop.state": state}, error)
-
-
-def _project_of(function: Callable[..., object], arguments: tuple[object, ...], keywords: dict[str, object]) -> str:
-    """Return the project whose loop a call runs; empty: the common one."""
-    return str(signature(function).bind(*arguments, **keywords).arguments.get("project", ""))
 
 
 def _begin(run: LoopRun, project: str) -> LoopRun:

@@ -13,7 +13,6 @@ from infra.redaction.worker import personal_data
 from infra.settings import Settings
 from infra.storage.events import tombstones
 from infra.storage.store import sha256
-from tasks.evaluation import cycle_sets
 from tasks.evaluation.heldout.sets import Places
 from tasks.labels.accounting import Waiting
 from tasks.labels.collect import NoChampion
@@ -26,7 +25,7 @@ from tasks.showing.fit import Unfitted
 from tasks.steps import transaction
 from tasks.steps.collect import LoopState
 from tasks.steps.context import Context
-from tasks.steps.hold_out import manifests_of, trained_text
+from tasks.steps.hold_out import manifests_of, write_sets
 from tasks.steps.naming import call_run, call_waiting
 from tasks.steps.step import IO_RETRIES, step
 from tasks.steps.version import code_version, commit
@@ -92,18 +91,9 @@ def redactor_of(settings: Settings) -> Redactor:
 @step("hold out code", retries=IO_RETRIES)
 def hold_out_code(context: Context, learned: LearnedCode) -> tuple[HeldOutSet, ...]:
     """Write the sets that the candidate is scored on: those of the settings, and one of each repository's held-out files."""
-    store, settings, parent = context.store, context.settings, learned.parent
-    trained = trained_text(context, parent)
-    written = cycle_sets.prepare(
-        store,
-        settings.evaluate,
-        learned.cycle,
-        lambda wanted, count: Places(wanted.name, ()),  # no requests, so no set of the team's requests
-        trained.of_samples(learned.samples),
-        manifests_of(context, parent),
-        trained.of_cycles,
-        learned.held_out,
-    )
+    # It reads no requests, so the set of the team's requests is empty.
+    cycle, parent, samples = learned.cycle, learned.parent, learned.samples
+    written = write_sets(context, cycle, parent, samples, lambda wanted, _: Places(wanted.name, ()), learned.held_out)
     for one in written:
         get_run_logger().info("evaluation set %s: %d positions, left out %s", one.name, one.places.rows, one.left_out)
     return written

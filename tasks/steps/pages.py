@@ -6,6 +6,7 @@ from prefect.artifacts import create_table_artifact
 
 from infra.pages import charts, figures
 from infra.pages.charts import Point
+from infra.pages.markdown import table
 from infra.records import CycleOutcome, Manifest
 from tasks.evaluation.evaluate import Evaluation
 from tasks.labels.accounting import RequestAccounting, account_rows
@@ -20,7 +21,8 @@ MOST_POINTS = 60
 
 def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation, outcome: CycleOutcome) -> str:
     """Return a cycle's training, evaluation and outcome in Markdown."""
-    metrics = candidate.metrics
+    metrics, champion = candidate.metrics, evaluation.champion
+    means = [(name, f"{value:.4f}", f"{champion[name]:.4f}") for name, value in evaluation.candidate.items()]
     lines = [
         f"# {manifest.cycle}: {outcome.result}",
         outcome.reason,
@@ -29,12 +31,9 @@ def cycle_page(manifest: Manifest, candidate: Candidate, evaluation: Evaluation,
         *(f"- {note}" for note in (*manifest.notes, *metrics.notes)),
         *training(metrics.steps),
         f"\nHeld-out, judge `{evaluation.judge}`: {evaluation.reason}\n",
-        "| measure | candidate | champion |",
-        "| --- | --- | --- |",
-        *(f"| {name} | {value:.4f} | {evaluation.champion[name]:.4f} |" for name, value in evaluation.candidate.items()),
-        "\n| guardrail | verdict | reason |",
-        "| --- | --- | --- |",
-        *(f"| {f.name} | {f.verdict} | {f.reason} |" for f in evaluation.findings),
+        table(("measure", "candidate", "champion"), means),
+        "",
+        table(("guardrail", "verdict", "reason"), [(found.name, found.verdict, found.reason) for found in evaluation.findings]),
         *(f"- not checked: {reason}" for reason in evaluation.left_out),
         "\nWhat the window's completions were worth:\n",
         measures_table(manifest),

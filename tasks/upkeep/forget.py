@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.identity import HASH
+from infra.pages.markdown import table
 from infra.records import Amendment, Forgotten
 from infra.registry.client import Registry
 from infra.registry.lineage import lineage
@@ -84,19 +85,10 @@ class Forgetting:
 
     def page(self) -> str:
         """Return the summary, the versions and the objects in Markdown."""
-        versions = [
-            f"| {v.version} | {v.serves} | {v.cycle} | {'yes' if v.directly else 'no'} | {v.checkpoint} |" for v in self.versions
-        ]
-        heading = ["\n| version | serves | cycle | trained on the rows itself | checkpoint |", "| --- | --- | --- | --- | --- |"]
-        return "\n".join(
-            [
-                self.summary(),
-                *(heading if versions else []),
-                *versions,
-                *(["\n| object | rows |", "| --- | --- |"] if self.rows else []),
-                *(f"| {key} | {rows} |" for key, rows in self.rows.items()),
-            ]
-        )
+        head = ("version", "serves", "cycle", "trained on the rows itself", "checkpoint")
+        versions = [(v.version, v.serves, v.cycle, "yes" if v.directly else "no", v.checkpoint) for v in self.versions]
+        tables = ((head, versions), (("object", "rows"), list(self.rows.items())))
+        return "\n\n".join([self.summary(), *(table(names, rows) for names, rows in tables if rows)])
 
 
 def request(user: str, project: str, now: float, by: str, reason: str) -> Forgotten:
@@ -199,7 +191,7 @@ def clean_cycle(
     keys = [f"cycles/{cycle}/{name}" for name in sorted(objects) if name.startswith(ROWS)]
     affected = {key: rows for key in keys if (rows := count(store, key, erased))}
     # An unfinished cycle keeps its samples. One without a manifest may be sealed at this moment, or was killed before.
-    goes_on = "manifest.json" in objects or not _abandoned(store, cycle, now)
+    goes_on = "manifest.json" in objects or any(at >= now - SEAL_SECONDS for _, at in store.written(f"cycles/{cycle}/"))
     kept = {key: rows for key, rows in affected.items() if "outcome.json" not in objects and goes_on and SAMPLES in key}
     removed = {key: rows for key, rows in affected.items() if key not in kept}
     if not dry_run:
@@ -208,11 +200,6 @@ def clean_cycle(
         for key in removed:
             remove_erased(store, key, erased, dry_run=False)
     return removed, kept
-
-
-def _abandoned(store: ObjectStore, cycle: str, now: float) -> bool:
-    """Return whether nothing of a cycle was written for SEAL_SECONDS."""
-    return all(written < now - SEAL_SECONDS for _, written in store.written(f"cycles/{cycle}/"))
 
 
 def amend(store: ObjectStore, cycle: str, keys: Sequence[str], record: Forgotten, now: float) -> None:

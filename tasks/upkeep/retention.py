@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from infra.pages.experiment_view import duration
+from infra.pages.markdown import table
 from infra.records import Forgotten
 from infra.registry.client import Registry
 from infra.settings import Settings
@@ -74,9 +75,9 @@ class Retained:
 
     def page(self) -> str:
         """Return the result, the removed weights by name, and the rows of erased subjects, in Markdown."""
-        uploads = [f"| {gone.cycle} | {', '.join(gone.versions)} | {', '.join(gone.folders)} |" for gone in self.uploads]
-        heading = ["\n| cycle | versions | removed |", "| --- | --- | --- |"]
-        return "\n".join([self.summary(), *(heading if uploads else []), *uploads, "", self.forgotten.page()])
+        uploads = [(gone.cycle, ", ".join(gone.versions), ", ".join(gone.folders)) for gone in self.uploads]
+        tables = [table(("cycle", "versions", "removed"), uploads)] if uploads else []
+        return "\n\n".join([self.summary(), *tables, self.forgotten.page()])
 
 
 def retain(store: ObjectStore, registry: Registry, settings: Settings, now: float, *, dry_run: bool = True) -> Retained:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from infra.records import Manifest, Profile
-from infra.storage.cycles import index, manifest_of
+from infra.records import Profile
+from infra.storage.cycles import index, manifest_of, sealed
 from infra.storage.store import ObjectStore
 
 HISTORY_CYCLES = 10
@@ -55,12 +55,8 @@ def merged(profiles: Iterable[Profile]) -> Profile:
 
 def earlier(store: ObjectStore, cycles: int = HISTORY_CYCLES) -> list[Profile]:
     """Return the profiles of the last sealed cycles, newest first; manifests without a profile are left out."""
-    return [m.profile for m in _sealed(store, cycles) if m.profile.judged]
-
-
-def _sealed(store: ObjectStore, cycles: int) -> list[Manifest]:
-    sealed = [cycle for cycle, objects in index(store).items() if "manifest.json" in objects]
-    return [manifest_of(store, cycle) for cycle in reversed(sealed[len(sealed) - min(cycles, len(sealed)) :])]
+    manifests = (manifest_of(store, cycle) for cycle in sealed(index(store))[::-1][:cycles])
+    return [manifest.profile for manifest in manifests if manifest.profile.judged]
 
 
 def rate(sums: Profile) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.pages import figures
 from infra.pages.experiment_view import metric_rows, words
+from infra.pages.markdown import table
 from infra.records import Decision, Manifest
 from infra.registry.client import MOST_DESCRIPTION, ModelVersion
 from infra.registry.lineage import CYCLE_TAG
@@ -154,7 +155,7 @@ def _metrics(decision: Decision) -> list[str]:
         for r in metric_rows(decision.verdict, decision.experiment.plan)
     ]
     names = ("A/B test", "role", "champion", "this", "difference", "margin", "state")
-    return [_table(names, rows)] if rows else []
+    return [table(names, rows)] if rows else []
 
 
 def _gate(evaluation: Mapping[str, Any], every: bool) -> list[str]:
@@ -174,7 +175,7 @@ def _gate(evaluation: Mapping[str, Any], every: bool) -> list[str]:
     reasons = list(evaluation.get("left_out", ()))
     left_out = [f"Not checked: {'; '.join(reasons)}."] if reasons else []
     names = ("offline gate", "champion", "this", "difference", "margin", "verdict")
-    return [f"Offline gate: {evaluation['reason']}", *([_table(names, rows)] if rows else []), *left_out]
+    return [f"Offline gate: {evaluation['reason']}", *([table(names, rows)] if rows else []), *left_out]
 
 
 def _means(found: Facts) -> list[str]:
@@ -188,7 +189,7 @@ def _means(found: Facts) -> list[str]:
         for name in MEASURES
         if name in ours
     ]
-    return [_table(names, rows)]
+    return [table(names, rows)]
 
 
 def _data(found: Facts) -> str:
@@ -240,7 +241,7 @@ def _examples(evaluation: Mapping[str, Any], count: int) -> list[str]:
         for change, ours, theirs in [*gains, *losses]
     ]
     names = (f"{len(gains)} largest gains, {len(losses)} largest losses (similarity)", "champion", "this", "what stands there")
-    return [_table(names, rows)]
+    return [table(names, rows)]
 
 
 def _base(store: ObjectStore, manifest: Manifest, evaluation: Mapping[str, Any], bases: set[str]) -> Base | None:
@@ -273,11 +274,6 @@ def object_of(store: ObjectStore, cycle: str, name: str) -> dict[str, Any]:
         return dict(store.get_json(cycles.key(cycle, name)))
     except KeyError:
         return {}
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows)]
-    return "\n".join(lines)
 
 
 def _number(value: float | None) -> str:

@@ -122,7 +122,7 @@ async def seen(challenger: float, tokenizer: Tokenizer, folder: Path) -> Seen:
         console = f"{out.getvalue()}{view.line()}"
     state = history.read_state(store, registry.client)
     demo = report().model_copy(update={"experiments": history.experiment_rows(store, state)})
-    written = export(store, LIMITS, test.id, folder, now)
+    written = export(store, test.id, folder, now)
     texts = {
         "console": console,
         "report": page.page(demo),

@@ -146,9 +146,9 @@ def planned() -> Iterator[Case]:
     yield proposed("planner.20_users_fast.minus_the_margin", week, fast, {"accepted": worst}, most=True)
 
 
-def traffic_of(world: World, days: float, seed: int = 0) -> Traffic:
+def traffic_of(world: World, days: float) -> Traffic:
     """Return the recent traffic of a team."""
-    halves = Simulation(world, "crossover", np.random.default_rng(seed)).halves
+    halves = Simulation(world, "crossover", np.random.default_rng(0)).halves
     named, crowds = np.full(world.users, world.named), np.zeros(world.users, dtype=bool)
     return Traffic({name: halves[name].sum(axis=0) for name in SUMS}, named, crowds, days)
 

@@ -15,8 +15,8 @@ from infra.settings import Settings
 from infra.settings.schema import HeldOut
 from tasks.evaluation import positions
 from tasks.evaluation.gate.verdict import GateResult, gate_candidate
-from tasks.evaluation.heldout import held_out_files, sets, site_packages
-from tasks.evaluation.heldout.build import build
+from tasks.evaluation.heldout import sets
+from tasks.evaluation.heldout.build import build, typed_sources
 from tasks.evaluation.scores import PositionScore
 
 POOL_PLACES = Size(full=900, quick=300)
@@ -32,7 +32,7 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     recipes = [one for one in trained.RECIPES if not bench.quick or not one.guardrails]
     wanted = HeldOut(name="packages", kind="packages", places=POOL_PLACES.of(bench.quick))
     pool = [sets.position_of(place) for place in build(wanted, settings.evaluate).places]  # begins with those of an evaluation
-    typed = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))  # no model is scored there
+    typed = typed_sources()  # no model is scored there
     taught = list(positions.sample_positions(typed, max(recipe.steps for recipe in recipes) * trained.BATCH, seed=3))
     better = next(recipe.name for recipe in recipes if not recipe.guardrails)
     with tempfile.TemporaryDirectory() as made:

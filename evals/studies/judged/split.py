@@ -9,7 +9,8 @@ from evals.studies.judged.settings import Judged
 from infra import settings as configuration
 from infra.settings.evaluation import HeldOut
 from tasks.evaluation import positions
-from tasks.evaluation.heldout import benchmarks, held_out_files, sets, site_packages
+from tasks.evaluation.heldout import benchmarks, sets
+from tasks.evaluation.heldout.build import scored_sources, typed_sources
 from tasks.evaluation.heldout.duplicates import NEAR, containment, shingles_of_all, shingles_of_place
 from tasks.evaluation.positions import Position
 
@@ -67,13 +68,12 @@ def _of_file(settings: Judged, left_out: Counter[str]) -> tuple[list[Position], 
 
 def _of_packages(settings: Judged) -> tuple[list[Position], list[Position]]:
     """Return positions in files that developers type in, and in files that models are scored on."""
-    sources = positions.read_sources(held_out_files(), [site_packages()])
 
     def drawn(part: Sequence[positions.Source], count: int) -> list[Position]:
         return list(positions.sample_positions(part, round(4 * SPARE * count), SEED))
 
-    train = drawn(positions.developer_sources(sources), settings.train_places)
-    return train, drawn(positions.scored_sources(sources), settings.test_places)
+    train = drawn(typed_sources(), settings.train_places)
+    return train, drawn(scored_sources(), settings.test_places)
 
 
 def _long(places: Sequence[Position], least: int, left_out: Counter[str]) -> list[Position]:

@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -112,10 +112,8 @@ class Serving:
     """The model that serves a cycle."""
 
     checkpoint: Path
-    estimate: Estimate | None = None
-    """Its decision to show; None: all is shown, as of a model that no cycle made."""
-    session: int = 0
-    """Session that the cycle begins with, of a closed loop."""
+    estimate: Estimate | None = None  # its decision to show; None: all is shown, as of a model that no cycle made
+    session: int = 0  # session that the cycle begins with, of a closed loop
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ class Lived:
 
     name: str
     stream: Stream
-    seconds: float
-    """Time that it took to make them."""
+    seconds: float  # time that it took to make them
 
 
 @dataclass(frozen=True)
@@ -265,8 +262,12 @@ def stream_of(row: Mapping[str, Any]) -> Stream:
 
 def estimate_of(stream: Stream) -> Estimate | None:
     """Return the decision to show that a cycle fits on its requests; None where they are too few."""
-    labelled = [one for request in stream.requests if not np.isnan((one := labelled_of(request)).kept).all()]
-    fitted = fit(labelled)
+    return fitted_on(map(labelled_of, stream.requests))
+
+
+def fitted_on(completions: Iterable[LabelledCompletion]) -> Estimate | None:
+    """Return the decision to show that is fitted on completions with a label; None where they are too few."""
+    fitted = fit([one for one in completions if not np.isnan(one.kept).all()])
     return None if isinstance(fitted, Unfitted) else fitted.estimate
 
 
@@ -329,12 +330,8 @@ def half_of(user: str) -> int:
 
 def cross_fitted(places: CompletedPauses) -> Estimates:
     """Return the estimate for each half of the developers."""
-    found: list[Estimate | None] = []
-    for half in (0, 1):
-        others = [c for p, c in zip(places.pauses, places.completions, strict=True) if half_of(p.developer.name) != half]
-        fitted = fit([c for c in others if not np.isnan(c.kept).all()])
-        found.append(None if isinstance(fitted, Unfitted) else fitted.estimate)
-    return found
+    rows = list(zip(places.pauses, places.completions, strict=True))
+    return [fitted_on(c for p, c in rows if half_of(p.developer.name) != half) for half in (0, 1)]
 
 
 def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sampling: Sampling) -> Shown:

@@ -26,8 +26,7 @@ from infra.settings import Settings
 from infra.settings.schema import HeldOut
 from tasks.evaluation import positions
 from tasks.evaluation.gate.verdict import GateResult, gate_candidate
-from tasks.evaluation.heldout import held_out_files, site_packages
-from tasks.evaluation.heldout.build import build
+from tasks.evaluation.heldout.build import build, typed_sources
 from tasks.evaluation.heldout.sets import position_of
 from tasks.evaluation.models.generation import Generator
 from tasks.evaluation.positions import Position
@@ -143,8 +142,7 @@ def plant(name: str, bench: Bench) -> Path:
     folder = bench.folder / "planted" / f"{name}-{lived.name}"
     if not folder.exists():
         bench.parts.begin(f"{name} is planted")
-        typed = positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
-        places = list(positions.sample_positions(typed, STEPS * trained.BATCH, seed=3))
+        places = list(positions.sample_positions(typed_sources(), STEPS * trained.BATCH, seed=3))
         target = HACKS[name].target or flatterer(places, lived, settings)
         recipe = trained.Recipe(name, target, STEPS, frozenset())
         trained.train(base, folder.with_suffix(".part"), recipe, places, settings)

@@ -47,10 +47,8 @@ class _Running:
     writer: Writer
     steps: Steps
     begin: float
-    asked: int = 0
-    """Requests so far."""
-    pause: Pause | None = None
-    """Where the developer waits; None once they have left."""
+    asked: int = 0  # requests so far
+    pause: Pause | None = None  # where the developer waits; None once they have left
 
     def go_on(self, reaction: Reaction | None) -> None:
         """Write on to the next pause."""
@@ -184,9 +182,4 @@ class Loop:
         self._counts += counted(seen)
         if request.outcome in ("accepted", "rejected"):
             self._past.add(PROJECT, pause.developer.name, request.outcome == "accepted")
-        return seen.reaction(outcome_for_writer(seen))
-
-
-def outcome_for_writer(seen: Seen) -> str:
-    """Return the reaction of a developer who takes nothing."""
-    return "rejected" if seen.kind == "shown" else seen.kind
+        return seen.reaction("rejected" if seen.kind == "shown" else seen.kind)

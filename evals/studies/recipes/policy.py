@@ -30,13 +30,10 @@ class Served:
     """A completion, and the part of it that an editor receives."""
 
     completion: SampledCompletion
-    whole: str
-    """All of its text."""
-    ends: Sequence[int]
-    """Characters of the text up to each token."""
+    whole: str  # all of its text
+    ends: Sequence[int]  # characters of the text up to each token
     temperature: float
-    tokens: int
-    """Tokens that are sent; 0: none."""
+    tokens: int  # tokens that are sent; 0: none
 
     @property
     def text(self) -> str:
@@ -50,12 +47,9 @@ class Policy:
 
     checkpoint: Path
     settings: Settings
-    estimate: Estimate | None = None
-    """None: all of each completion is shown, as in the first cycle."""
-    temperature: float | None = None
-    """None: that of serving.sampling."""
-    explored: float = 0.0
-    """Share of the requests that are sampled at EXPLORING_TEMPERATURE and shown whole."""
+    estimate: Estimate | None = None  # None: all of each completion is shown, as in the first cycle
+    temperature: float | None = None  # None: that of serving.sampling
+    explored: float = 0.0  # share of the requests that are sampled at EXPLORING_TEMPERATURE and shown whole
 
     @property
     def most(self) -> int:

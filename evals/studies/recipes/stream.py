@@ -48,25 +48,18 @@ class Request:
     prefix: str
     suffix: str
     prompt: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
-    """All that was sampled."""
+    tokens: tuple[int, ...] = ()  # all that was sampled
     logprobs: tuple[float, ...] = ()
-    ends: tuple[int, ...] = ()
-    """Characters of the text up to each token."""
+    ends: tuple[int, ...] = ()  # characters of the text up to each token
     temperature: float = 0.0
     text: str = ""
-    served: int = 0
-    """Tokens that were sent to the editor."""
+    served: int = 0  # tokens that were sent to the editor
     outcome: Outcome = "unjudged"
-    shown: str = ""
-    """The part of the text that the developer saw."""
-    acceptance: Shares = UNKNOWN
-    """Accepted share of the user's earlier completions, and of the project's."""
-    settled: str | None = None
-    """The settled text that later requests show; None: unknown."""
+    shown: str = ""  # the part of the text that the developer saw
+    acceptance: Shares = UNKNOWN  # accepted share of the user's earlier completions, and of the project's
+    settled: str | None = None  # the settled text that later requests show; None: unknown
     whole: bool = False
-    stands: bool = False
-    """The accepted text stands in place of another that the developer would have written."""
+    stands: bool = False  # the accepted text stands in place of another that the developer would have written
     quality: float | None = None
     """Hidden quality of an accepted text, 0 to 1, which neither server nor trainer sees; None: nothing was accepted."""
 
@@ -150,7 +143,7 @@ def answered(pause: Pause, time: float, served: Served, seen: Seen, acceptance: 
         shown=seen.shown,
         acceptance=acceptance,
         stands=seen.stands,
-        quality=quality_of(pause, seen),
+        quality=quality_of(seen),
     )
 
 
@@ -163,7 +156,7 @@ def outcome_of(pause: Pause, served: Served, seen: Seen) -> Outcome:
     return "accepted" if seen.accepted else "rejected"
 
 
-def quality_of(pause: Pause, seen: Seen) -> float | None:
+def quality_of(seen: Seen) -> float | None:
     """Return the hidden quality of an accepted text beside the text that the file's author wrote there."""
     if not seen.accepted:
         return None

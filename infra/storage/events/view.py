@@ -14,9 +14,9 @@ MOST_BYTES = 256 << 20
 class FetchedOnce(ObjectStore):
     """A bucket that keeps the bytes of event objects, for one read of a window: the plan, the join and all who count in it."""
 
-    def __init__(self, store: ObjectStore, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.bucket, self.scope = store.bucket, store.scope
-        self._store, self._most_bytes = store, most_bytes
+        self._store = store
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
         self._guard = Lock()
@@ -32,7 +32,7 @@ class FetchedOnce(ObjectStore):
             if key not in self._bodies:
                 self._bodies[key] = body
                 self._bytes += len(body)
-            while self._bytes > self._most_bytes:
+            while self._bytes > MOST_BYTES:
                 self._bytes -= len(self._bodies.popitem(last=False)[1])
         return body
 

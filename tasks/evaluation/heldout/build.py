@@ -26,17 +26,23 @@ def build(wanted: HeldOut, evaluate: Evaluate) -> Places:
 
 def held_out_positions(count: int, seed: int) -> tuple[positions.Position, ...]:
     """Return rest-of-line positions in files of the held-out packages that no simulated developer opens."""
-    return positions.sample_positions(_scored_sources(), count, seed)
+    return positions.sample_positions(scored_sources(), count, seed)
 
 
-def _scored_sources() -> list[positions.Source]:
+def scored_sources() -> list[positions.Source]:
+    """Return the files of the held-out packages that models are scored on."""
     return positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
+
+
+def typed_sources() -> list[positions.Source]:
+    """Return the other files of these packages, which simulated developers type in."""
+    return positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
 
 
 def _packages(wanted: HeldOut, count: int, seed: int) -> Places:
     if not directory.spoken("py", wanted.languages):
         return Places(wanted.name, (), {"other_language": count})  # the packages are Python alone
-    sources = _scored_sources()
+    sources = scored_sources()
     drawn = positions.sample_positions(sources, count, seed)
     quiet = positions.silent_positions(sources, round(wanted.silent * count), str(seed))
     return Places(wanted.name, tuple(place_of(p, p.file.split("/")[0], language(p.file)) for p in (*drawn, *quiet)))

@@ -23,12 +23,10 @@ from tasks.evaluation.models.base import DrawnGroup, SampledCompletion, Text
 class Generator:
     """A checkpoint that completes FIM contexts. Raises ValueError: the checkpoint has no tokenizer.json."""
 
-    def __init__(
-        self, checkpoint: Path, model: Model, device: str | None = None, threads: int = 1, dtype: str = "float32"
-    ) -> None:
+    def __init__(self, checkpoint: Path, model: Model, dtype: str = "float32") -> None:
         # On cores shared with other processes, two threads wait for each other and take 4 times the CPU time of one.
-        torch.set_num_threads(threads)
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        torch.set_num_threads(1)
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         text = Text.of(checkpoint, model)
         self._tokenizer, self._renderer = text.tokenizer, text.renderer
         logging.disable_progress_bar()  # a progress bar would break the progress line of a long command
@@ -74,8 +72,6 @@ class Generator:
         temperature: float,
         seed: int,
         batch: int = 64,
-        *,
-        whole: bool = False,
     ) -> list[DrawnGroup]:
         """Return `size` completions of each (prefix, suffix), whose prompt is computed once, and the chance of silence there."""
         prompts = self.prompts(contexts)
@@ -85,7 +81,7 @@ class Generator:
         for start in range(0, len(order), places):
             numbers = order[start : start + places]
             draws = [(seed, number, copy) for number in numbers for copy in range(size)]
-            rows, first = self._sample_batch([prompts[i] for i in numbers], draws, max_tokens, temperature, whole, size)
+            rows, first = self._sample_batch([prompts[i] for i in numbers], draws, max_tokens, temperature, False, size)
             for index, number in enumerate(numbers):
                 made = [self._completion(prompts[number], row) for row in rows[index * size : (index + 1) * size]]
                 groups[number] = DrawnGroup(tuple(prompts[number]), tuple(made), end, float(first[index, end]))

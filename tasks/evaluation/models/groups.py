@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.settings.schema import Model, Sampling
-from tasks.evaluation.models.base import DrawnGroup, Progress, Prompt, SampledCompletion, Text, draw_of
+from tasks.evaluation.models.base import DrawnGroup, Prompt, SampledCompletion, Text, draw_of
 from tasks.evaluation.models.engine import EngineModels
 
 CHUNK = 64
@@ -23,13 +23,7 @@ class GroupPrompt:
 
 
 def draw_groups(
-    models: EngineModels,
-    checkpoint: Path,
-    model: Model,
-    prompts: Sequence[GroupPrompt],
-    size: int,
-    sampling: Sampling,
-    progress: Progress = lambda _: None,
+    models: EngineModels, checkpoint: Path, model: Model, prompts: Sequence[GroupPrompt], size: int, sampling: Sampling
 ) -> list[DrawnGroup]:
     """Return `size` completions of each prompt, each up to a token with a newline, and the chance of silence there.
 
@@ -50,7 +44,6 @@ def draw_groups(
         for number, (ids, quiet) in enumerate(zip(tokens, silence, strict=True)):
             own = tuple(made[number * size : (number + 1) * size])
             groups.append(DrawnGroup(tuple(ids), own, text.renderer.end, quiet[0]))
-        progress(len(some))
     return groups
 
 

@@ -12,7 +12,6 @@ import polars as pl
 
 from infra.records import Decision, ExperimentRecord, Plan, Rate
 from infra.records.base import Arm
-from infra.settings import Settings
 from infra.storage.cycles import decision_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import values
@@ -41,7 +40,7 @@ class Export:
     """How the requests differ from those that the decision counted; empty where they do not."""
 
 
-def export(store: ObjectStore, settings: Settings, identifier: str, folder: Path, now: float) -> Export:
+def export(store: ObjectStore, identifier: str, folder: Path, now: float) -> Export:
     """Write FOLDER/ID/exposures.parquet and FOLDER/ID/facts.parquet, as of the decision or, before it, of now.
 
     Raises:

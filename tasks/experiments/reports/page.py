@@ -3,6 +3,7 @@
 from infra.pages import charts, figures
 from infra.pages.experiment_view import duration, metric_rows, progress, sequences, words
 from infra.pages.figures import when
+from infra.pages.markdown import table
 from infra.records import ExperimentRecord, Look, Verdict
 from infra.storage import looks as log
 from infra.storage.store import ObjectStore
@@ -16,6 +17,8 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
     """Return an experiment's last look in Markdown: sequences, metrics, checks, time to the planned end."""
     verdict, plan = look.verdict, experiment.plan
     looks = log.some(store, experiment.id, look.number, MOST_POINTS)
+    rows = metric_rows(verdict, plan)
+    metrics = [(r.name, r.role, r.champion, r.challenger, r.difference, r.level, r.margin, r.state) for r in rows]
     lines = [
         f"# {experiment.id}: {verdict.verdict}",
         verdict.reason,
@@ -26,15 +29,10 @@ def experiment_page(store: ObjectStore, experiment: ExperimentRecord, look: Look
         *_progress(experiment, look),
         *([f"\nPlanned: {plan.planned}"] if plan and plan.planned else []),
         *(f"\n![{chart.title}]({charts.data_uri(chart.svg)})" for chart in (sequences(looks, plan) if plan else [])),
-        "\n| metric | role | champion | challenger | difference | level | margin | state |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(
-            f"| {r.name} | {r.role} | {r.champion} | {r.challenger} | {r.difference} | {r.level} | {r.margin} | {r.state} |"
-            for r in metric_rows(verdict, plan)
-        ),
-        "\n| check | state | numbers |",
-        "| --- | --- | --- |",
-        *(f"| {words(check.name)} | {check.state} | {check.reason} |" for check in verdict.checks),
+        "",
+        table(("metric", "role", "champion", "challenger", "difference", "level", "margin", "state"), metrics),
+        "",
+        table(("check", "state", "numbers"), [(words(check.name), check.state, check.reason) for check in verdict.checks]),
     ]
     return "\n".join(lines)
 
@@ -43,16 +41,9 @@ def arms_table(verdict: Verdict, experiment: ExperimentRecord) -> str:
     """Return the arms of a verdict in Markdown: requests, acceptance and kept characters with their intervals."""
     since = ", with all champions since the anchor" if experiment.stage.name == ANCHOR else ""
     rows = figures.arm_rows(verdict, experiment.champion, f"{experiment.challenger}{since}")
-    lines = [
-        "| arm | version | users | requests | acceptance per request [95 %] | kept characters per request [95 %] "
-        "| seconds saved per request [95 %] |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *(
-            f"| {r.arm} | {r.version} | {r.users} | {r.requests} | {r.acceptance or '-'} | {r.kept or '-'} | {r.saved or '-'} |"
-            for r in rows
-        ),
-    ]
-    return "\n".join(lines)
+    means = (f"{name} per request [95 %]" for name in ("acceptance", "kept characters", "seconds saved"))
+    cells = [(r.arm, r.version, r.users, r.requests, r.acceptance or "-", r.kept or "-", r.saved or "-") for r in rows]
+    return table(("arm", "version", "users", "requests", *means), cells)
 
 
 def _progress(experiment: ExperimentRecord, look: Look) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.pages import figures
-from infra.records import Arm, CheckResult, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
+from infra.records import Arm, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from tasks.experiments.counting.totals import ARMS, MADE, ArmTotals, least_credentials
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
@@ -105,7 +105,8 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
         return verdict.model_copy(update={"verdict": "breach", "reason": sure.reason, "breached": sure.metric})
     if broken := [check.reason for check in checks if check.state == "broken"]:
         return verdict.model_copy(update={"verdict": "broken", "reason": f"the test is broken: {'; '.join(broken)}"})
-    if obstacle := too_small(totals, plan) or held_by(checks) or unanswered(totals):
+    held = "; ".join(check.reason for check in checks if check.state == "hold")
+    if obstacle := too_small(totals, plan) or held or unanswered(totals):
         return without_look(verdict, obstacle, plan, now - experiment.started >= plan.max_seconds)
     end = planned_end(experiment, plan, totals, now)
     return _looked(verdict, Look(plan, bool(end), over(experiment, plan, totals, now)), totals, end)
@@ -169,11 +170,6 @@ def unanswered(totals: ArmTotals) -> str:
     """Describe answers that are missing on both arms, as while no feedback arrives; empty if there are some, or none is due."""
     shown, judged = (sum(float(totals.during[arm][name].sum()) for arm in ARMS) for name in ("visible", "judged"))
     return f"none of {shown:.0f} completions that may have been shown has an answer" if shown and not judged else ""
-
-
-def held_by(checks: tuple[CheckResult, ...]) -> str:
-    """Return why the verdict waits; empty if it does not."""
-    return "; ".join(check.reason for check in checks if check.state == "hold")
 
 
 def without_look(verdict: Verdict, reason: str, plan: Plan, time_is_over: bool) -> Verdict:

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,25 +66,16 @@ class Cluster:
 
     async def jobs(self, selector: str) -> list[Object]:
         """Return the Jobs that a selector of labels finds."""
-        listed = await self._ask(
-            "list Jobs", lambda: self._batch.list_namespaced_job(self.namespace, label_selector=selector, **TIMED)
-        )
-        return self._items(listed)
+        return await self._list("Jobs", self._batch.list_namespaced_job, label_selector=selector)
 
     async def pods(self, selector: str) -> list[Object]:
         """Return the pods that a selector of labels finds."""
-        listed = await self._ask(
-            "list pods", lambda: self._core.list_namespaced_pod(self.namespace, label_selector=selector, **TIMED)
-        )
-        return self._items(listed)
+        return await self._list("pods", self._core.list_namespaced_pod, label_selector=selector)
 
     async def events(self, name: str) -> list[Object]:
         """Return the events of the object with a name, the oldest first."""
-        fields = f"involvedObject.name={name}"
-        listed = await self._ask(
-            "list events", lambda: self._core.list_namespaced_event(self.namespace, field_selector=fields, **TIMED)
-        )
-        return sorted(self._items(listed), key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+        listed = await self._list("events", self._core.list_namespaced_event, field_selector=f"involvedObject.name={name}")
+        return sorted(listed, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
     async def make_job(self, manifest: Object) -> Object:
         """Make a Job. Raises Taken if there is one of this name."""
@@ -97,12 +88,10 @@ class Cluster:
     async def make_service(self, manifest: Object) -> None:
         """Make a Service, if there is none of this name."""
         name = manifest["metadata"]["name"]
-        try:
+        with suppress(Taken):
             await self._ask(
                 f"make the Service {name}", lambda: self._core.create_namespaced_service(self.namespace, manifest, **TIMED)
             )
-        except Taken:
-            return
 
     async def end_job(self, name: str) -> None:
         """Delete a Job if it exists; its pods and its Service go with it, and its name is taken until they are gone."""
@@ -123,7 +112,8 @@ class Cluster:
             async for line in answer.content:
                 yield line.decode("utf-8", "replace").rstrip("\n")
 
-    def _items(self, listed: Any) -> list[Object]:
+    async def _list(self, what: str, request: Any, **chosen: str) -> list[Object]:
+        listed = await self._ask(f"list {what}", lambda: request(self.namespace, **chosen, **TIMED))
         return [self._plain(item) for item in listed.items]
 
     def _plain(self, answer: Any) -> Object:

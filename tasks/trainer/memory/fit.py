@@ -16,7 +16,6 @@ from infra.settings.training import Recipe
 from tasks.trainer.memory.estimate import (
     Layout,
     Means,
-    Memory,
     MicroBatchSize,
     Proposal,
     Trained,
@@ -66,16 +65,12 @@ def check_fits(model: Architecture, settings: Recipe, layout: Layout, size: Micr
         return
     fitting = propose(model, card, layout.processes, bf16=bf16, trained=trained)
     more = "use more" if settings.adapter_rank else "use more, or train an adapter (train.adapter_rank)"
+    parts = ", ".join(f"{part} {getattr(needed, part) / GB:.1f}" for part in PARTS)
     advice = f"these settings fit: {in_settings(fitting[0])}" if fitting else f"no layout of these processes fits: {more}"
     raise DoesNotFit(
         f"{layout} with micro-batches of {size.tokens} tokens and {size.positions} selected positions needs "
-        f"{needed.total / GB:.1f} GB ({in_parts(needed)}), a process has {card / GB:.1f} GB; {advice}"
+        f"{needed.total / GB:.1f} GB ({parts}), a process has {card / GB:.1f} GB; {advice}"
     )
-
-
-def in_parts(memory: Memory) -> str:
-    """Format the parts of an estimate."""
-    return ", ".join(f"{part} {getattr(memory, part) / GB:.1f}" for part in PARTS)
 
 
 def in_settings(proposal: Proposal) -> str:

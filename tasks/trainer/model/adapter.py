@@ -130,7 +130,7 @@ class NewAdapter(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
-        if name == adapters.names(_linear_of(name))[1]:
+        if name == adapters.names(re.sub(r"\.lora_[AB]\.weight$", "", name))[1]:
             return torch.zeros(shape)
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -143,7 +143,3 @@ class NewAdapter(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         """Return the number of tensors."""
         return len(self._shapes)
-
-
-def _linear_of(name: str) -> str:
-    return re.sub(r"\.lora_[AB]\.weight$", "", name)

@@ -16,14 +16,6 @@ class HarmfulUpdate(ValueError):
     """The whole update is refused: no checkpoint is written."""
 
 
-def _is_zero(sample: Sample) -> bool:
-    return abs(sample.advantage) < 1e-9
-
-
-def _teaches_settled(sample: Sample) -> bool:
-    return bool(sample.settled_token_ids) and sample.settled_weight > 0
-
-
 class Agreement(NamedTuple):
     """Differences of the trainer's and the server's log-probability, absolute, in nats, of the same tokens and weights."""
 
@@ -74,9 +66,10 @@ def empty_refusal(samples: Sequence[Sample], places: int, ranks: int) -> str | N
     direction."""
     if places < ranks:
         return f"{places} of its places have a text that teaches, expected one for each of {ranks} data-parallel ranks"
-    if any(_teaches_settled(sample) or not _is_zero(sample) for sample in samples):
-        return None
-    return f"advantage = 0 for each of its {len(samples)} samples"
+    # An advantage that is not a number is not 0: the loss shows it.
+    if all(abs(one.advantage) < 1e-9 and not (one.settled_token_ids and one.settled_weight > 0) for one in samples):
+        return f"advantage = 0 for each of its {len(samples)} samples"
+    return None
 
 
 class Drift:

@@ -68,7 +68,7 @@ def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path, o
         store.put_rows("events/completions/date=2027-01-15/hour=08/b.parquet", [row])
     assert test.plan
     verdict = decide.decide(test, test.plan, gather(store, test, test.plan, NOW + 60), NOW + 60)
-    export(store, LIMITS, "e", tmp_path, NOW + 60)
+    export(store, "e", tmp_path, NOW + 60)
     rates = query(
         tmp_path,
         """SELECT variation_id, SUM(weight * requests) AS requests,
@@ -87,7 +87,7 @@ def test_sql_over_the_tables_gives_the_estimate_of_the_verdict(tmp_path: Path, o
 
 def test_facts_are_summed_by_version_block_project_language_and_decile(tmp_path: Path) -> None:
     store, _ = world(block_seconds=10.0)
-    export(store, LIMITS, "e", tmp_path, NOW + 60)
+    export(store, "e", tmp_path, NOW + 60)
     keys = "policy_version, block, project, language, decile"
     rows = query(tmp_path, f"SELECT user_id, {keys}, timestamp FROM facts WHERE variation_id <> ''")
     assert all(row["block"] == row["timestamp"].timestamp() // 10 for row in rows) and len({row["block"] for row in rows}) == 2
@@ -102,7 +102,7 @@ def test_facts_are_summed_by_version_block_project_language_and_decile(tmp_path:
 
 def test_exposures_are_each_users_first_request_and_earlier_facts_have_no_variation(tmp_path: Path) -> None:
     store, test = world()
-    export(store, LIMITS, "e", tmp_path, NOW + 60)
+    export(store, "e", tmp_path, NOW + 60)
     joined = query(
         tmp_path,
         """SELECT e.user_id, e.variation_id, e.experiment_id, MIN(f.timestamp) AS first, MIN(e.timestamp) AS exposed
@@ -119,7 +119,7 @@ def test_exposures_are_each_users_first_request_and_earlier_facts_have_no_variat
 
 def test_a_crossover_has_an_exposure_for_each_block_of_a_user(tmp_path: Path) -> None:
     store, _ = world(design="crossover", block_seconds=5.0)
-    export(store, LIMITS, "e", tmp_path, NOW + 60)
+    export(store, "e", tmp_path, NOW + 60)
     units = query(tmp_path, "SELECT unit_id, user_id, variation_id FROM exposures")
     assert len({row["unit_id"] for row in units}) == len(units) > USERS
     assert {row["unit_id"].partition(":")[0] for row in units} == {row["user_id"] for row in units}
@@ -131,7 +131,7 @@ def test_users_of_one_credential_are_one_user_in_the_tables_too_where_the_gate_c
     verdict = decide.undecided(gather(store, test, test.plan, NOW + 60))
     assert verdict.users == {"champion": 5, "challenger": 5}, "24 users of five credentials"
     store.put_json("decisions/e.json", Decision(experiment=test, verdict=verdict, decided=NOW + 60, by="gate"))
-    written = export(store, LIMITS, "e", tmp_path, NOW + 999)
+    written = export(store, "e", tmp_path, NOW + 999)
     assert written.note == "" and written.acceptance.keys() == verdict.acceptance.keys()
     for arm, rate in written.acceptance.items():
         assert rate.model_dump() == pytest.approx(verdict.acceptance[arm].model_dump())
@@ -144,12 +144,12 @@ def test_the_files_are_for_their_owner_alone_and_say_when_events_are_gone(tmp_pa
     totals = gather(store, test, test.plan, NOW + 60)
     verdict = decide.decide(test, test.plan, totals, NOW + 60)
     store.put_json("decisions/e.json", Decision(experiment=test, verdict=verdict, decided=NOW + 60, by="gate"))
-    written = export(store, LIMITS, "e", tmp_path, NOW + 999)
+    written = export(store, "e", tmp_path, NOW + 999)
     assert written.note == "" and set(written.rows) == {tmp_path / "e" / EXPOSURES, tmp_path / "e" / FACTS}
     assert {stat.S_IMODE(path.stat().st_mode) for path in written.rows} == {0o600}
     erased = Forgotten(kind="user", subject=f"{0:032x}", time=NOW, by="ada", reason="asked")
     store.put_json("forgotten/user-1.json", erased)
-    assert "events have been forgotten or removed since" in export(store, LIMITS, "e", tmp_path, NOW + 999).note
+    assert "events have been forgotten or removed since" in export(store, "e", tmp_path, NOW + 999).note
     assert erased.subject not in {row["user_id"] for row in query(tmp_path, "SELECT DISTINCT user_id FROM facts")}
 
 
@@ -158,9 +158,9 @@ def test_what_cannot_be_exported_is_an_error_with_the_next_command(
 ) -> None:
     store, _ = world()
     with pytest.raises(NotExported, match=r"experiments/other\.json does not exist.* the latest are e"):
-        export(store, LIMITS, "other", tmp_path, NOW)
+        export(store, "other", tmp_path, NOW)
     with pytest.raises(NotExported, match=r"no request of this experiment counts.*tabloop history e"):
-        export(store, LIMITS, "e", tmp_path, NOW)
+        export(store, "e", tmp_path, NOW)
     monkeypatch.setattr(ObjectStore, "connect", lambda _: store)
     monkeypatch.setattr("time.time", lambda: NOW + 120)
     assert command.main(["export", "e", "--folder", str(tmp_path)]) == 0
