@@ -16,7 +16,7 @@ import uvloop
 from fastapi import FastAPI
 
 from infra import settings as settings_
-from infra.http.web import to_listen
+from infra.http.listening import to_listen
 from infra.model.fim import Renderer
 from infra.redaction.redactor import Redactor
 from infra.redaction.texts import KEPT_CHARACTERS, Kept
@@ -48,8 +48,9 @@ from serving.recording.shipping import Shipper
 from serving.recording.spool import Spool
 from serving.recording.traces import CompletionTraces
 from serving.slots import client
+from serving.slots.adapters import AdapterClient
 from serving.slots.arms import Arms, Slot
-from serving.slots.client import AdapterClient, EngineClient, SlotEngine
+from serving.slots.client import EngineClient, SlotEngine
 from serving.slots.external import ExternalEngine
 from serving.slots.follower import Follower
 from serving.slots.group import EngineGroup, is_looked_up

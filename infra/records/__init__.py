@@ -16,7 +16,6 @@ from infra.records.experiments import (
     Copies,
     Decision,
     ExperimentRecord,
-    Look,
     MetricResult,
     Plan,
     PlannedMetric,
@@ -27,6 +26,7 @@ from infra.records.experiments import (
     VerdictName,
 )
 from infra.records.heldout import Case, HeldOutCompletion, HeldOutPlace, HeldOutSet, Program
+from infra.records.looks import Look
 from infra.records.loop import LoopFlow, LoopRun
 from infra.records.measures import QUICK_MS, RATIOS, MeasuredGroup, Measures, ServedVersion
 from infra.records.moves import Change, Move, MoveAnswer, MoveKind, MoveRequest, Shown, State

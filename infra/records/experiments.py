@@ -289,23 +289,6 @@ class Verdict(Record):
     """Every quality check."""
 
 
-class Look(Record):
-    """One look of the gate at a running experiment, written once. It names no user."""
-
-    experiment: str
-    """Id of the experiment."""
-    number: int
-    """Place among the experiment's looks, from 1."""
-    time: float
-    """When the gate looked."""
-    stage: StageName
-    """Stage of the experiment then."""
-    share: float
-    """Share of users, or of a user's blocks of time, on the challenger's arm then, 0 to 1."""
-    verdict: Verdict
-    """What the gate said, with its metrics, checks, requests and users."""
-
-
 class ArmEvidence(Record):
     """What a verdict was computed from, by user but without their names: equal positions of the lists are one user's."""
 

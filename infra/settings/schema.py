@@ -6,10 +6,12 @@ from typing import Self
 
 from pydantic import model_validator
 
-from infra.settings.collect import Collect, Hindsight, Retention
+from infra.settings.collect import Collect, Hindsight
 from infra.settings.evaluation import Evaluate, Gate, HeldOut, Judge
 from infra.settings.experiment import Experiment
 from infra.settings.model import Model
+from infra.settings.retention import Retention
+from infra.settings.reward import Reward
 from infra.settings.section import Section
 from infra.settings.services import Orchestration, Registry, Stack, Store
 from infra.settings.serving import (
@@ -29,7 +31,7 @@ from infra.settings.serving import (
     Terms,
     UserTerms,
 )
-from infra.settings.training import Groups, Reward, Train
+from infra.settings.training import Groups, Train
 
 
 class Settings(Section):

@@ -16,7 +16,8 @@ from infra.model import architectures
 from infra.model.architectures import UnsupportedCheckpoint
 from infra.settings import Settings
 from infra.stack import files
-from infra.stack.beginning import lower_priority, uncollected
+from infra.stack.imports import uncollected
+from infra.stack.priority import lower_priority
 from infra.storage.store import ObjectStore
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.protocol import BASE_VERSION

@@ -18,7 +18,8 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from infra.http.web import own_names, to_listen
+from infra.http.listening import to_listen
+from infra.http.web import own_names
 from infra.model.batches import Batch, BatchResult
 from serving.engine.adapters import AdapterEngine
 from serving.engine.checkpoints import Checkpoints

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from infra.http.web import to_listen
+from infra.http.listening import to_listen
 from infra.settings import Settings
 from infra.settings.serving import External, own_engines
 

@@ -211,26 +211,6 @@ class EngineClient:
             raise EngineDown(f"{self.url}{path}: {type(error).__name__}: {error}") from error
 
 
-class AdapterClient(EngineClient):
-    """The client of an engine that holds several versions as adapters: its slot sees the one that it loaded last."""
-
-    def __init__(self, http: aiohttp.ClientSession, url: str, token: str | None, host: str = "", version: str = "") -> None:
-        """Name an engine; `version` is the one that the slot held last, if that is known."""
-        super().__init__(http, url, token, host)
-        self._version = version
-
-    async def health(self) -> Health:
-        """Return the engine's state, as of the slot's version; as of the base while it does not hold that. Raises EngineDown."""
-        health = await self._health(self._version)
-        return replace(health, version=self._version) if self._version in health.versions else health
-
-    async def swap(self, path: str, version: str) -> SwapResult:
-        """Make the engine hold a version, which then is the slot's. See EngineClient.swap."""
-        result = await super().swap(path, version)
-        self._version = version
-        return result
-
-
 async def smoke_test(engine: SlotEngine, version: str) -> None:
     """Sample a few tokens with a version, before the engine takes traffic with it.
 

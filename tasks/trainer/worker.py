@@ -14,7 +14,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from infra.stack.beginning import lower_priority, uncollected
+from infra.stack.imports import uncollected
+from infra.stack.priority import lower_priority
 
 LIBC = ctypes.CDLL(None)  # loaded here: nothing may be imported between fork and exec
 PR_SET_PDEATHSIG = 1

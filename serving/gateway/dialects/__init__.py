@@ -9,9 +9,8 @@ from serving.gateway.dialects.native import NATIVE
 from serving.gateway.dialects.openai import OPENAI
 from serving.gateway.dialects.proxyai import PROXYAI
 from serving.gateway.dialects.tabby import TABBY
+from serving.gateway.dialects.zed import ZED
 
-ZED = Dialect(name="zed", agent="zed")
-"""Its requests are OpenAI's, and it sends no feedback, so only its User-Agent identifies it."""
 DIALECTS: tuple[Dialect, ...] = (OPENAI, TABBY, PROXYAI, LLAMA, CONTINUE, RLINF, ZED, NATIVE)
 """The first that recognizes a request names its client; the first format of a path is the default."""
 CLIENT_NAMES = frozenset(dialect.name for dialect in DIALECTS if dialect.name)

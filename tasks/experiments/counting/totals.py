@@ -321,9 +321,7 @@ def _with_turns(rows: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     ).drop("block", "turn", "members")
 
 
-def _capped(
-    rows: pl.DataFrame, plan: Plan, names: Collection[str], parts: Mapping[str, pl.Expr] | None = None
-) -> pl.DataFrame:
+def _capped(rows: pl.DataFrame, plan: Plan, names: Collection[str], parts: Mapping[str, pl.Expr] | None = None) -> pl.DataFrame:
     """Return the sums of these names by arm, user and credential, of all rows and of parts, scaled down for busy users and
     credentials."""
     keys = ("arm", "user", "credential")
@@ -358,9 +356,7 @@ def _median_requests(sums: pl.DataFrame) -> float:
     return float(np.median(by_user.to_numpy())) if len(by_user) else 0.0
 
 
-def _sums(
-    rows: pl.DataFrame, plan: Plan, names: Collection[str], parts: Mapping[str, pl.Expr], *keys: str
-) -> pl.DataFrame:
+def _sums(rows: pl.DataFrame, plan: Plan, names: Collection[str], parts: Mapping[str, pl.Expr], *keys: str) -> pl.DataFrame:
     """Return the sums of these names by these keys, of all rows and of each part (with its prefix), in a fixed order."""
     summed = {name: value.fill_null(0.0) for name, value in values(plan).items() if name in names}
     valued, masks = rows.select(*keys, **summed), rows.select(**parts)

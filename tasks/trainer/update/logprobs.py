@@ -15,8 +15,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-from infra.model import probe
-from infra.model.probe import Probe
 from infra.records import Sample
 from tasks.trainer.job import Job
 from tasks.trainer.model.last_layer import at_positions
@@ -166,19 +164,3 @@ def reference_logprobs(model: TrainedModel, samples: Sequence[Sample], job: Job)
 def load_parent(model: TrainedModel, job: Job) -> None:
     """Load the policy that the job trains further."""
     model.load(job.base or job.checkpoint, job.adapter)
-
-
-def probed(model: TrainedModel, job: Job) -> Probe:
-    """Return the probe of the current weights (infra/model/probe.py); every rank calls it."""
-    rows = probe.rows(model.hf_config["vocab_size"])
-    samples = [
-        Sample(
-            **{"completion_id": f"probe-{number}", "user": "", "policy_version": "", "outcome": "nothing", "temperature": 1.0},
-            **{"prompt_token_ids": prompt, "token_ids": tokens, "logprobs": (0.0,) * len(tokens)},
-            **{"shown_characters": 0, "accepted_characters": 0},
-        )
-        for number, (prompt, tokens) in enumerate(rows)
-    ]
-    found = current_logprobs(model, samples, range(len(samples)), job.micro_batch_tokens, job.micro_batch_positions)
-    prompts, tokens = zip(*rows, strict=True)
-    return Probe(prompts=prompts, tokens=tokens, logprobs=tuple(tuple(found[row]) for row in range(len(rows))))

@@ -50,10 +50,10 @@ from tasks.trainer.update.logprobs import (
     load_parent,
     logits_of,
     outputs_of,
-    probed,
     shape_of,
 )
 from tasks.trainer.update.losses import objective
+from tasks.trainer.update.probing import probed
 from tasks.trainer.update.targets import taught_by, trained_part, uses_written_text, without
 
 AGREEMENT_SAMPLES = 64

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from infra.http.web import to_listen
+from infra.http.listening import to_listen
 from tests.stack import free_ports
 
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from infra.stack.beginning import LOWER, SESSION
+from infra.stack.priority import LOWER, SESSION
 
 PROBE = """
 import os
-from infra.stack.beginning import lower_priority
+from infra.stack.priority import lower_priority
 lower_priority()
 print(os.nice(0), flush=True)
 input()

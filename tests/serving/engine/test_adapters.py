@@ -23,7 +23,8 @@ from infra.settings import Settings
 from infra.settings.schema import Evaluate, Sampling, Serving
 from serving.engine.protocol import Delta, EngineRequest, SwapRefused, WrongVersion
 from serving.engine.version_cache import SOURCE
-from serving.slots.client import AdapterClient, EngineDown, session
+from serving.slots.adapters import AdapterClient
+from serving.slots.client import EngineDown, session
 from tasks.evaluation.models.base import Prompt
 from tasks.evaluation.models.engine import engine_models
 from tests.serving import processes, tiny_models

@@ -1,12 +1,7 @@
-"""How processes begin that take long to import: at a lower priority where they serve nobody, and without looks for garbage.
+"""A lower priority for processes that serve nobody, so that what developers wait for comes first on shared cores."""
 
-The garbage collector takes a fifth of the time of importing large packages, and finds next to nothing.
-"""
-
-import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 LOWER = 10
@@ -22,14 +17,3 @@ def lower_priority() -> None:
     if os.getsid(0) == os.getpid():
         with suppress(OSError):  # no such file without autogroups
             SESSION.write_text(str(LOWER))
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Look for no garbage inside, nor later among what was made inside."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
