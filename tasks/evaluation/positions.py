@@ -159,16 +159,17 @@ def read_sources(files: Iterable[Path], roots: Sequence[Path]) -> list[Source]:
 
 def developer_sources(sources: Iterable[Source]) -> list[Source]:
     """Return the three files in four that simulated developers type in."""
-    return [source for source in sources if not _is_scored(source)]
+    return [source for source in sources if not is_scored(source.name)]
 
 
 def scored_sources(sources: Iterable[Source]) -> list[Source]:
     """Return the one file in four that models are scored on, which no simulated developer opens."""
-    return [source for source in sources if _is_scored(source)]
+    return [source for source in sources if is_scored(source.name)]
 
 
-def _is_scored(source: Source) -> bool:
-    return hashlib.sha256(source.name.encode()).digest()[0] % 4 == 0
+def is_scored(name: str) -> bool:
+    """Return whether models are scored on the file of this name (Source.name)."""
+    return hashlib.sha256(name.encode()).digest()[0] % 4 == 0
 
 
 def silent_positions(sources: Sequence[Source], count: int, key: str) -> tuple[Position, ...]:

@@ -31,12 +31,18 @@ def held_out_positions(count: int, seed: int) -> tuple[positions.Position, ...]:
 
 def scored_sources() -> list[positions.Source]:
     """Return the files of the held-out packages that models are scored on."""
-    return positions.scored_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    return _sources(scored=True)
 
 
 def typed_sources() -> list[positions.Source]:
     """Return the other files of these packages, which simulated developers type in."""
-    return positions.developer_sources(positions.read_sources(held_out_files(), [site_packages()]))
+    return _sources(scored=False)
+
+
+def _sources(*, scored: bool) -> list[positions.Source]:
+    root = site_packages()
+    files = (file for file in held_out_files() if positions.is_scored(file.relative_to(root).as_posix()) is scored)
+    return positions.read_sources(files, [root])
 
 
 def _packages(wanted: HeldOut, count: int, seed: int) -> Places:

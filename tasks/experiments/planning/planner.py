@@ -155,8 +155,10 @@ def shown_margins(plan: Plan, covariance: np.ndarray) -> np.ndarray:
 
 
 def widened_margins(traffic: Traffic, plan: Plan, covariance: np.ndarray) -> np.ndarray:
-    """Return the plan's margins, at least as wide as a test with these errors can show, [M]; in the mode without inferiority, which
-    decides by them alone, up to MOST_MARGIN."""
+    """Return the plan's margins, at least as wide as a test with these errors can show, [M].
+
+    The mode without inferiority decides by them alone: there they are widened up to MOST_MARGIN.
+    """
     shown = shown_margins(plan, covariance)
     if plan.mode == "non_inferiority":
         whole = [traffic.mean(one.name, one.per) if one.relative and one.better == "more" else math.inf for one in plan.metrics]

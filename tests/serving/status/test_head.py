@@ -152,10 +152,9 @@ async def test_what_the_traffic_is_too_little_for_stands_with_the_date_and_what_
 ) -> None:
     await serve(house, "1")
     assert "traffic" not in await lines(house)
-    found = Few(
-        what="cycle", time=time.time(), reason="700 samples of 2,048", possible=possible, change="Set collect.min_samples"
-    )
+    change = "Set collect.min_samples"
+    found = Few(what="cycle", time=time.time(), reason="700 samples of 2,048", possible=possible, change=change)
     few.write(house.store, found)
     text, well = (await lines(house))["traffic"]
-    assert text == f"too little for a cycle: 700 samples of 2,048: {when} at this rate. Set collect.min_samples"
+    assert text == f"too little for a cycle: 700 samples of 2,048: {when} at this rate. {change}"
     assert well is (possible is not None)
