@@ -51,6 +51,8 @@ class Commands(TyperGroup):
             errors.discard_output()
             raise typer.Exit(errors.READER_GONE) from None
         except Exception as error:
+            if isinstance(error, OSError) and errors.lost_output():
+                raise
             if (known := errors.code_of(error)) is None:
                 option = _unknown_option(error)
                 if parameter := next((each for each in self.params if option in each.opts), None):

@@ -70,6 +70,52 @@ def test_servers_of_this_machine_are_reached_past_a_proxy(
     assert bool(proxy_bypass("127.0.0.1")) is bool(proxy)
 
 
+@pytest.mark.parametrize("command", ["--help", "version", "settings show model.name", "settings show --all"])
+@pytest.mark.parametrize(("to", "words"), [(">/dev/full", "No space left on device"), ("1</dev/null", "Bad file descriptor")])
+def test_an_output_that_cannot_be_written_is_named_in_a_line(command: str, to: str, words: str) -> None:
+    line = f"{sys.executable} -m infra.cli {command} {to}"
+    ended = subprocess.run(["sh", "-c", line], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == errors.WRONG_USE
+    assert ended.stderr.count("\n") == 1 and f"tabloop: the output cannot be written: {words}; name another file" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--settings PIPE settings show", "PIPE: no settings file can be read there (a device or a pipe); name one"),
+        ("token ada --table PIPE", "PIPE: a device or a pipe; expected a file: name another"),
+        ("invite ada --table PIPE", "PIPE: a device or a pipe; expected a file: name another"),
+        ("token ada --table FOLDER", "FOLDER: Is a directory; expected a file: name one in this directory"),
+    ],
+)
+def test_a_pipe_or_a_device_is_no_file(arguments: str, said: str, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (folder := tmp_path / "folder").mkdir()
+    places = {"PIPE": str(pipe), "FOLDER": str(folder)}
+    for name, place in places.items():
+        arguments, said = arguments.replace(name, place), said.replace(name, place)
+    command = [sys.executable, "-m", "infra.cli", *arguments.split()]
+    environment = {**os.environ, "TABLOOP_STACK__STATE": str(tmp_path)}
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (errors.WRONG_USE, "") and said in ended.stderr
+    assert pipe.is_fifo() and sorted(tmp_path.iterdir()) == [folder, pipe], "a pipe or a device stays what it is"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[serving\n", "not TOML: Expected"), ("serving = 5\n", "serving: expected a table [serving]"), ("é", "not TOML")],
+)
+def test_generated_secrets_that_cannot_be_read_are_named(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "secrets.toml").write_text(text, "latin-1")
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    for command in (["status"], ["up"], ["settings", "show"]):
+        assert cli.main(command) == errors.WRONG_USE
+        error = capsys.readouterr().err
+        assert f"{tmp_path / 'secrets.toml'}: {said}" in error and "next: correct it" in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("closed", "environment", "out"),
     [(">&-", {}, ""), ("", {"PYTHONIOENCODING": "ascii"}, 'model.name = "m\\xfcller"  (TABLOOP_MODEL__NAME)\n')],
