@@ -72,6 +72,14 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- fail (printf "engines.slots = %s: expected engines.layout = slots, not %s, whose slots are one" $slots $engines.layout) }}
 {{- end }}
 {{- end }}
+{{- $cards := dig "engine_arguments" "tensor_parallel_size" 1 $serving | int }}
+{{- $own := ternary (dict "engines" $engines.gpus) dict (gt (len $engines.slots) 0) }}
+{{- range $name, $gpus := merge $own (ternary (dict "evaluation" .Values.evaluation.gpus) dict .Values.evaluation.enabled) }}
+{{- if and (gt (int $gpus) 0) (lt (int $gpus) $cards) }}
+{{- fail (printf "%s.gpus = %d: settings.serving.engine_arguments.tensor_parallel_size = %d, expected at least as many GPUs"
+  $name (int $gpus) $cards) }}
+{{- end }}
+{{- end }}
 {{- $adapters := get $serving "adapters" | default 0 | int }}
 {{- if and (eq $engines.layout "pool") (lt $adapters 4) }}
 {{- fail (printf "engines.layout = pool: settings.serving.adapters = %d, expected at least 4: versions of both slots"

@@ -318,6 +318,14 @@ REFUSED = [
     (("settings.serving.port=9000",), r"settings.serving.port = 9000: the chart sets it to \"8081\"; remove it"),
     (("settings.model.base=/models",), r"settings.model.base = \"/models\": the chart sets it"),
     (("engines.autoscaling.enabled=true",), r"engines.autoscaling.prometheus is empty: expected its address"),
+    (
+        ("settings.serving.engine_arguments.tensor_parallel_size=2",),
+        r"engines.gpus = 1: settings.serving.engine_arguments.tensor_parallel_size = 2, expected at least as many GPUs",
+    ),
+    (
+        ("settings.serving.engine_arguments.tensor_parallel_size=2", "engines.gpus=2", "gpus.available=0"),
+        r"evaluation.gpus = 1: .*tensor_parallel_size = 2",
+    ),
     (("engines.layout=pool",), r"settings.serving.adapters = 0, expected at least 4"),
     (("engines.layout=pair",), r"gpu_memory_utilization = 1, expected at most 0.5"),
     (("evaluation.enabled=false",), r"evaluation.enabled = false: expected settings.evaluate.engine = slot"),
