@@ -36,6 +36,8 @@ LOCAL_SERVERS = {"store": "endpoint", "registry": "uri", "orchestration": "api"}
 """Sections whose generated credentials belong to a server on this machine, each with the setting of its address."""
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]:\d+")
 """HOST:PORT with an address of IPv6, which begins as a list in JSON does."""
+REMEMBERED = ", remembered by `tabloop up`"
+"""End of the origin of a variable that the environment does not have."""
 GENERATED = "generated"
 """Origin of a generated secret."""
 
@@ -97,7 +99,7 @@ def gather(file: Path | None, environment: Mapping[str, str]) -> Gathered:
     for name, value in started.variables.items():
         keys = name.removeprefix(PREFIX).lower().split("__")
         _set(values, keys, value, name)
-        origins[tuple(keys)] = name if environment.get(name) == value else f"{name}, remembered by `tabloop up`"
+        origins[tuple(keys)] = name if environment.get(name) == value else f"{name}{REMEMBERED}"
     origins |= dict.fromkeys(_fill_secrets(values), GENERATED)
     return Gathered(started.file, values, origins)
 
