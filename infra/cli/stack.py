@@ -246,7 +246,6 @@ def exec_(
     variables = {**os.environ, **clients(settings.load()), "PATH": path}
     try:
         os.execvpe(words[0], words, variables)
-    except OSError as error:
-        raise errors.Failed(
-            f"{words[0]}: {error.strerror}; expected a program of {BIN} or of the PATH", errors.WRONG_USE
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: an empty name
+        reason = getattr(error, "strerror", "no name")
+        raise errors.Failed(f"{words[0]}: {reason}; expected a program of {BIN} or of the PATH", errors.WRONG_USE) from None

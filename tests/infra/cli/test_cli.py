@@ -238,10 +238,19 @@ def test_a_text_that_is_no_name_has_no_hash(
     assert "expected a name of at most 256 characters" in ended.err and not ended.out
 
 
-@pytest.mark.parametrize("subject", ["", " "])
-def test_nothing_is_no_version_and_no_request(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", subject]) == errors.WRONG_USE
-    assert f"VERSION_OR_REQUEST {subject!r}: expected a version, as `tabloop history`" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explain", ""], "VERSION_OR_REQUEST '': expected a version, as `tabloop history`"),
+        (["explain", " "], "VERSION_OR_REQUEST ' ': expected a version, as `tabloop history`"),
+        (["exec", ""], ": no name; expected a program of "),
+    ],
+)
+def test_nothing_is_no_version_no_request_and_no_program(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == errors.WRONG_USE
+    assert said in capsys.readouterr().err
 
 
 def test_without_a_stack_no_settings_can_be_compared_with_its_parts(

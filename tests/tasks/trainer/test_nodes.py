@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from infra.settings import ROOT
+from infra.settings import ROOT, TEAM, load
 from infra.settings.training import Train
 from infra.storage.store import sha256, to_parquet
 from tasks.trainer import node, nodes
@@ -162,6 +162,10 @@ def test_a_machine_has_an_address_on_the_way_of_either_kind(endpoint: str, own: 
     if own == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("the kernel has no IPv6")
     assert nodes.address_towards(endpoint) == own
+
+
+def test_an_endpoint_of_ipv6_in_a_variable_is_no_list() -> None:
+    assert load(TEAM, {"TABLOOP_TRAIN__RENDEZVOUS": "[fd00::2]:29500"}).train.rendezvous == "[fd00::2]:29500"
 
 
 def test_an_endpoint_without_a_port_is_refused() -> None:
