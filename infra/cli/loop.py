@@ -118,7 +118,8 @@ def schedule(*, paused: bool, as_json: bool) -> int:
     from infra import settings
     from infra.stack import orchestration
 
-    orchestration.set_schedules(settings.load(), paused=paused, only=("cycle",))
+    if not orchestration.set_schedules(settings.load(), paused=paused, only=("cycle",)):
+        raise errors.Failed("Prefect has no deployment cycle/cycle with a schedule: `tabloop up` or `tabloop bootstrap` makes it")
     if as_json:
         print_json({"paused": paused})
     else:

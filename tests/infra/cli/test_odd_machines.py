@@ -49,6 +49,31 @@ def test_another_program_in_prefects_place_is_named(
         server.shutdown()
 
 
+class Empty(Page):
+    """A server of Prefect without any deployment."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_schedule_that_is_not_there_is_neither_paused_nor_resumed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("TABLOOP_ORCHESTRATION__API", f"http://127.0.0.1:{server.server_port}/api")
+        assert cli.main(["loop", command]) == errors.NO
+        server.shutdown()
+    ended = capsys.readouterr()
+    assert "Prefect has no deployment cycle/cycle with a schedule" in ended.err and not ended.out
+
+
 @pytest.mark.parametrize(
     ("proxy", "given", "passed"),
     [
