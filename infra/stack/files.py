@@ -21,9 +21,15 @@ def write(file: Path, text: str) -> None:
     place = _place(file)
     partial = place.with_name(f"{place.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(text)
-    os.replace(partial, place)
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(text)
+        os.replace(partial, place)
+    except OSError as error:
+        error.filename = str(file)  # a full disk names none
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The console command where the machine is odd: a proxy, another program in a server's place, no output."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from infra import cli, settings
 from infra.cli import errors
 from infra.settings import ROOT
-from infra.stack import health
+from infra.stack import files, health
 
 
 class Page(BaseHTTPRequestHandler):
@@ -124,6 +125,17 @@ def test_a_pipe_or_a_device_is_no_file(arguments: str, said: str, tmp_path: Path
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=60)
     assert (ended.returncode, ended.stdout) == (errors.WRONG_USE, "") and said in ended.stderr
     assert pipe.is_fifo() and sorted(tmp_path.iterdir()) == [folder, pipe], "a pipe or a device stays what it is"
+
+
+def test_a_full_disk_is_named_by_the_file_and_keeps_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        files.write(tmp_path / "tokens.toml", "a table")
+    assert errors.message_of(error.value).startswith(f"{tmp_path / 'tokens.toml'}: No space left on device; `df -h`")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
