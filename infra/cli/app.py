@@ -149,6 +149,14 @@ SettingsFile = Annotated[
 ]
 
 
+def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Return an argument that may be left out; an empty one, as of a variable that is not set, is no argument left out."""
+    source = context.get_parameter_source(parameter.name or "")
+    if not value and source and source.name == "COMMANDLINE":
+        raise typer.BadParameter("got ''; leave it out where none is meant")
+    return value
+
+
 def print_json(value: object) -> None:
     import json
 

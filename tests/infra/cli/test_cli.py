@@ -244,11 +244,13 @@ def test_a_text_that_is_no_name_has_no_hash(
         (["explain", ""], "VERSION_OR_REQUEST '': expected a version, as `tabloop history`"),
         (["explain", " "], "VERSION_OR_REQUEST ' ': expected a version, as `tabloop history`"),
         (["exec", ""], ": no name; expected a program of "),
+        (["promote", ""], "'[VERSION]': got ''; leave it out where none is meant"),
+        (["rollback", "", "--dry-run"], "'[VERSION]': got ''; leave it out where none is meant"),
+        (["reject", ""], "'[VERSION]': got ''; leave it out where none is meant"),
+        (["restart", ""], "'[PART]': got ''; leave it out where none is meant"),
     ],
 )
-def test_nothing_is_no_version_no_request_and_no_program(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_argument_is_none_that_is_left_out(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == errors.WRONG_USE
     assert said in capsys.readouterr().err
 
