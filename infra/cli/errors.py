@@ -14,6 +14,7 @@ CODES = {
     "infra.stack.control.StackError": NO,
     "infra.stack.control.NoSuchPart": WRONG_USE,
     "infra.stack.started.OtherSettings": NO,
+    "infra.stack.supervision.NoSupervisor": NO,
     "infra.stack.flow_runs.NotStarted": NO,
     "infra.stack.flow_runs.NotTaken": NOT_READY,
     "infra.stack.prefect_api.DeployError": NO,

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from infra.settings.section import Directory, Section
 
-
 ENDPOINT = re.compile(r"([^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 """HOST:PORT."""
 
@@ -171,8 +170,8 @@ class Train(Recipe):
     def _nodes_meet(self) -> "Train":
         if self.nodes > 1 and self.job is None and not ENDPOINT.fullmatch(self.rendezvous):
             raise ValueError(
-                f'nodes = {self.nodes}, rendezvous = "{self.rendezvous}": expected HOST:PORT of the flow\'s machine, where the processes meet, or '
-                "job, whose pods find each other"
+                f'nodes = {self.nodes}, rendezvous = "{self.rendezvous}": expected HOST:PORT of the flow\'s machine, where the '
+                "processes meet, or job, whose pods find each other"
             )
         return self
 

@@ -16,6 +16,7 @@ from infra import cli, settings
 from infra.cli import errors
 from infra.settings import ROOT
 from infra.stack import files, health
+from tests.stack import free_ports
 
 
 class Page(BaseHTTPRequestHandler):
@@ -151,6 +152,19 @@ def test_generated_secrets_that_cannot_be_read_are_named(
         assert cli.main(command) == errors.WRONG_USE
         error = capsys.readouterr().err
         assert f"{tmp_path / 'secrets.toml'}: {said}" in error and "next: correct it" in error and error.count("\n") == 1
+
+
+def test_a_supervisor_that_does_not_start_is_named_with_its_log(tmp_path: Path) -> None:
+    limited = f"ulimit -n 512 && exec {sys.executable} -m infra.cli up s3"
+    environment = {
+        **os.environ,
+        "TABLOOP_STACK__STATE": str(tmp_path),
+        "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}",
+    }
+    ended = subprocess.run(["bash", "-c", limited], cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == errors.NO
+    assert ended.stderr.startswith(f"tabloop up: supervisord did not start; next: read its log {tmp_path}/logs/supervisord.log")
+    assert "number of file descriptors" in ended.stderr and "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
