@@ -154,17 +154,26 @@ def test_generated_secrets_that_cannot_be_read_are_named(
         assert f"{tmp_path / 'secrets.toml'}: {said}" in error and "next: correct it" in error and error.count("\n") == 1
 
 
+def of_s3(command: str, state: Path, limit: str = "true") -> "subprocess.CompletedProcess[str]":
+    """Run a command on a stack of its own, by a shell behind another command of it."""
+    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
+    variables = {**os.environ, "TABLOOP_STACK__STATE": str(state), "TABLOOP_STORE__ENDPOINT": endpoint}
+    line = f"{limit} && exec {sys.executable} -m infra.cli {command}"
+    return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, env=variables, check=False)
+
+
 def test_a_supervisor_that_does_not_start_is_named_with_its_log(tmp_path: Path) -> None:
-    limited = f"ulimit -n 512 && exec {sys.executable} -m infra.cli up s3"
-    environment = {
-        **os.environ,
-        "TABLOOP_STACK__STATE": str(tmp_path),
-        "TABLOOP_STORE__ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}",
-    }
-    ended = subprocess.run(["bash", "-c", limited], cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    ended = of_s3("up s3", tmp_path, "ulimit -n 512")
     assert ended.returncode == errors.NO
     assert ended.stderr.startswith(f"tabloop up: supervisord did not start; next: read its log {tmp_path}/logs/supervisord.log")
     assert "number of file descriptors" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_state_directory_may_have_any_name(tmp_path: Path) -> None:
+    state = tmp_path / "my sté 100%"
+    up, down = of_s3("up s3", state), of_s3("down", state)
+    assert (up.returncode, down.returncode) == (errors.DONE, errors.DONE), up.stderr
+    assert (state / "logs" / "s3.log").exists()
 
 
 @pytest.mark.parametrize(
