@@ -37,6 +37,9 @@ class Commands(TyperGroup):
         """Read the options before a command; the error for one that stands behind a command says so."""
         try:
             return super().parse_args(ctx, args)
+        except BrokenPipeError:  # of the help
+            errors.discard_output()
+            raise typer.Exit(errors.READER_GONE) from None
         except Exception as error:
             option = _unknown_option(error)
             if taker := next(_takers(self, option), ""):

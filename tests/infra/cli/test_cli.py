@@ -405,10 +405,11 @@ def test_a_stack_of_other_settings_is_named(status: int, code: int | None) -> No
         assert message.startswith(f"{request.url} refuses the password") and "tabloop up --settings demo`" in message
 
 
-def test_a_reader_that_goes_is_no_error() -> None:
+@pytest.mark.parametrize("command", ["settings show --all", "--help", "promote --help"])
+def test_a_reader_that_goes_is_no_error(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    arguments = [sys.executable, "-m", "infra.cli", "settings", "show", "--all"]
+    arguments = [sys.executable, "-m", "infra.cli", *command.split()]
     ended = subprocess.run(arguments, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (errors.READER_GONE, "")
