@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _bypass_proxies()
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without some letter costs that letter, not the command's answer
         sys.stdout.reconfigure(errors="backslashreplace")
+    lost: OSError | None
     try:
         code = _run(arguments)
     except OSError as error:
