@@ -36,7 +36,7 @@ def write(file: Path, text: str) -> None:
 def locked(file: Path) -> Iterator[None]:
     """Let one process at a time read a file and replace it, by a lock file beside it. Raises OSError as `write` does."""
     place = _place(file)
-    with place.with_name(f"{place.name}.lock").open("a") as lock:
+    with os.fdopen(os.open(place.with_name(f"{place.name}.lock"), os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
