@@ -28,15 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _bypass_proxies()
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without some letter costs that letter, not the command's answer
         sys.stdout.reconfigure(errors="backslashreplace")
-    code = _run(arguments)
-    if sys.stdout is None:
-        return code
+    lost: OSError | None
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        errors.discard_output()
+        code = _run(arguments)
+    except OSError as error:
+        lost = errors.lost_output() or error
+        if lost is error and errors.code_of(error) is None:
+            raise
+    else:
+        lost = errors.lost_output()
+    if not lost:
+        return code
+    errors.discard_output()
+    if isinstance(lost, BrokenPipeError):
         return errors.READER_GONE
-    return code
+    print(f"tabloop: the output cannot be written: {lost.strerror}; {errors.OTHER_OUTPUT}", file=sys.stderr)
+    return errors.WRONG_USE
 
 
 def _bypass_proxies() -> None:

@@ -37,6 +37,9 @@ class Commands(TyperGroup):
         """Read the options before a command; the error for one that stands behind a command says so."""
         try:
             return super().parse_args(ctx, args)
+        except BrokenPipeError:  # of the help
+            errors.discard_output()
+            raise typer.Exit(errors.READER_GONE) from None
         except Exception as error:
             option = _unknown_option(error)
             if taker := next(_takers(self, option), ""):
@@ -51,6 +54,8 @@ class Commands(TyperGroup):
             errors.discard_output()
             raise typer.Exit(errors.READER_GONE) from None
         except Exception as error:
+            if isinstance(error, OSError) and errors.lost_output():
+                raise
             if (known := errors.code_of(error)) is None:
                 option = _unknown_option(error)
                 if parameter := next((each for each in self.params if option in each.opts), None):
@@ -145,6 +150,14 @@ SettingsFile = Annotated[
     str | None,
     typer.Option("--settings", metavar="FILE", help="settings file, or the name of one in infra/settings", show_default=False),
 ]
+
+
+def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Return an argument that may be left out; an empty one, as of a variable that is not set, is no argument left out."""
+    source = context.get_parameter_source(parameter.name or "")
+    if not value and source and source.name == "COMMANDLINE":
+        raise typer.BadParameter("got ''; leave it out where none is meant")
+    return value
 
 
 def print_json(value: object) -> None:

@@ -14,6 +14,7 @@ CODES = {
     "infra.stack.control.StackError": NO,
     "infra.stack.control.NoSuchPart": WRONG_USE,
     "infra.stack.started.OtherSettings": NO,
+    "infra.stack.supervision.NoSupervisor": NO,
     "infra.stack.flow_runs.NotStarted": NO,
     "infra.stack.flow_runs.NotTaken": NOT_READY,
     "infra.stack.prefect_api.DeployError": NO,
@@ -45,10 +46,12 @@ NEXT = {
 
 OWN_FOLDER = "expected a folder that this user may write: run the command as its owner, or name another one in the settings"
 ROOM = "`df -h` shows the disks: make room, then the same command again"
+OTHER_OUTPUT = "name another file behind `>`, or make room (`df -h`), then the same command again"
 OF_THE_MACHINE = {
     **dict.fromkeys(("EACCES", "EPERM", "EROFS", "ENOTDIR", "EEXIST"), OWN_FOLDER),
     **dict.fromkeys(("ENOSPC", "EDQUOT"), ROOM),
     "EISDIR": "expected a file: name one in this directory, or another",
+    "ENXIO": "expected a file: name another",
 }
 """The next step by the code of an error of the operating system that the user can mend."""
 
@@ -126,6 +129,20 @@ def _of_the_machine(error: Exception) -> str:
     import errno
 
     return OF_THE_MACHINE.get(errno.errorcode.get(error.errno or 0, ""), "") if isinstance(error, OSError) else ""
+
+
+def lost_output() -> OSError | None:
+    """Return why the standard output cannot be written; None if it can be, or is closed."""
+    import os
+    import sys
+
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+            os.write(sys.stdout.fileno(), b"")  # an unbuffered one keeps nothing that a flush could try again
+    except OSError as error:
+        return error if error.errno else None  # no file, as in a test
+    return None
 
 
 def discard_output() -> None:

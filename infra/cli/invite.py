@@ -66,7 +66,8 @@ def _new_token(settings: "Settings", name: str, project: str, table: Path | None
     from infra.settings import path
     from serving.access import new_tokens
 
-    file = table or settings.serving.token_file
+    of_settings = settings.serving.token_file
+    file = table or (of_settings and path(of_settings))
     if file is None:
         raise errors.Failed(
             "serving.token_file is not set: `tabloop up` makes the local stack's table; elsewhere name a file in "
@@ -74,7 +75,7 @@ def _new_token(settings: "Settings", name: str, project: str, table: Path | None
             errors.WRONG_USE,
         )
     with errors.expected(ValueError, OSError, code=errors.WRONG_USE):
-        (line,) = new_tokens.make([name], [project] if project else (), (), path(file))
+        (line,) = new_tokens.make([name], [project] if project else (), (), file)
     return line.rpartition("\t")[2]
 
 

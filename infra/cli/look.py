@@ -40,6 +40,12 @@ def explain(
     as_json: Json = False,
 ) -> int:
     """Explain where a version stands, or why a request was trained on or not."""
+    if not subject.strip():
+        raise errors.Failed(
+            f"VERSION_OR_REQUEST {subject!r}: expected a version, as `tabloop history` lists them, or the id of a completion, as "
+            "`tabloop requests --user NAME` does",
+            errors.WRONG_USE,
+        )
     version = number_of(subject)
     return _explain_version(version, as_json) if version.isdecimal() else _explain_request(subject, as_json)
 

@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli import errors
-from infra.cli.app import LOOP, Json, Project, app, command, make, print_json
+from infra.cli.app import LOOP, Json, Project, app, command, make, not_empty, print_json
 
 if TYPE_CHECKING:
     from infra.stack.flow_runs import Ended
     from infra.storage.store import ObjectStore
 
 Version = Annotated[
-    str, typer.Argument(metavar="[VERSION]", help="number of a version, as `tabloop history` lists them", show_default=False)
+    str,
+    typer.Argument(
+        metavar="[VERSION]", help="number of a version, as `tabloop history` lists them", show_default=False, callback=not_empty
+    ),
 ]
 Challenger = Annotated[
-    str, typer.Argument(metavar="[VERSION]", help="the challenger, lest another one is rejected", show_default=False)
+    str,
+    typer.Argument(
+        metavar="[VERSION]", help="the challenger, lest another one is rejected", show_default=False, callback=not_empty
+    ),
 ]
 Why = Annotated[str, typer.Option(help="why, for the log of moves")]
 Reason = Annotated[str, typer.Option(help="why; a version that failed or was rolled back is promoted only with one")]
@@ -118,7 +124,8 @@ def schedule(*, paused: bool, as_json: bool) -> int:
     from infra import settings
     from infra.stack import orchestration
 
-    orchestration.set_schedules(settings.load(), paused=paused, only=("cycle",))
+    if not orchestration.set_schedules(settings.load(), paused=paused, only=("cycle",)):
+        raise errors.Failed("Prefect has no deployment cycle/cycle with a schedule: `tabloop up` or `tabloop bootstrap` makes it")
     if as_json:
         print_json({"paused": paused})
     else:

@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 
 from infra.cli import errors
-from infra.cli.app import PROJECT, STACK, DeveloperKind, Json, SettingsFile, command, print_json, use_demo_settings, use_settings
+from infra.cli.app import (
+    PROJECT,
+    STACK,
+    DeveloperKind,
+    Json,
+    SettingsFile,
+    command,
+    not_empty,
+    print_json,
+    use_demo_settings,
+    use_settings,
+)
 
 MODEL = "TABLOOP_MODEL__BASE"
 """Environment variable of the setting model.base; `up` remembers it as it remembers all of them."""
@@ -42,7 +53,7 @@ def down() -> None:
 
 @command(STACK)
 def restart(
-    part: Annotated[str, typer.Argument(metavar="[PART]", help="part to stop and start; none: all")] = "",
+    part: Annotated[str, typer.Argument(metavar="[PART]", help="part to stop and start; none: all", callback=not_empty)] = "",
     settings: SettingsFile = None,
     paused: Annotated[bool, typer.Option("--paused", help="leave the schedules of the deployments paused")] = False,
 ) -> None:
@@ -246,7 +257,6 @@ def exec_(
     variables = {**os.environ, **clients(settings.load()), "PATH": path}
     try:
         os.execvpe(words[0], words, variables)
-    except OSError as error:
-        raise errors.Failed(
-            f"{words[0]}: {error.strerror}; expected a program of {BIN} or of the PATH", errors.WRONG_USE
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: an empty name
+        reason = getattr(error, "strerror", "no name")
+        raise errors.Failed(f"{words[0]}: {reason}; expected a program of {BIN} or of the PATH", errors.WRONG_USE) from None

@@ -17,6 +17,8 @@ HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]*
 """A Host header in lower case. urllib.parse.urlsplit would also take localhost[::1]."""
 READ = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"))
 """Headers that decide."""
+PROBED = ("/health", "/ready")
+"""Paths that balancers ask, which say nothing but how a server is."""
 PORTS = {"http": 80, "https": 443}
 """Port of a scheme where an origin names none."""
 
@@ -41,7 +43,9 @@ def host_name(value: str) -> str:
     return (found["v6"] or found["name"]) if found else ""
 
 
-def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collection[str], reached: str = "") -> Refusal | None:
+def foreign(
+    headers: Iterable[tuple[bytes, bytes]], method: str, names: Collection[str], reached: str = "", *, probe: bool = False
+) -> Refusal | None:
     """Return why a request is not one of the server's own clients; None if it may be.
 
     Args:
@@ -49,11 +53,14 @@ def foreign(headers: Iterable[tuple[bytes, bytes]], method: str, names: Collecti
         names: host names of this server (own_names).
         reached: address that the connection reached. It is accepted as a name, for probes, since an attacker cannot choose it.
         Empty: it is not accepted.
+        probe: whether it may name no server and no origin: a request of HTTP/1.0 for one of PROBED. Browsers send none.
     """
     values: dict[bytes, list[str]] = {}
     for name, value in headers:
         if name in READ:
             values.setdefault(name, []).append(value.decode("latin-1").lower())
+    if probe and not values:
+        return None
     hosts = values.get(b"host", [])
     host = host_name(hosts[0]) if len(hosts) == 1 else ""
     if not host or (host not in names and not _same_address(host, reached)):

@@ -33,6 +33,7 @@ from infra.settings.sources import (
     LOOPBACK,
     PREFIX,
     PRODUCTION,
+    REMEMBERED,
     ROOT,
     SECRETS_NAME,
     TEAM,
@@ -85,6 +86,8 @@ def _explained(error: Any, origin: str) -> str:
     """Return one error of the validation in words."""
     named = error["loc"][-1:] == ("[key]",)  # the name of a table in a table is wrong, as that of a project
     name = ".".join(map(str, error["loc"])).removesuffix(".[key]")
+    if origin.endswith(REMEMBERED):
+        origin += ": `tabloop up --settings FILE` forgets it, `tabloop --settings FILE down` stops what runs"
     # Of a missing key, or a rule between several settings, the input is the whole table.
     text = f"{name}: " if named or isinstance(error["input"], dict) else f"{name} = {_shown(error)}: "
     if error["type"] != "extra_forbidden":

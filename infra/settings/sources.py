@@ -4,8 +4,11 @@
 commands and the stack's parts read these, so that a shell needs no export.
 """
 
+import errno
 import json
 import os
+import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +34,10 @@ file names another one, while it runs."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOCAL_SERVERS = {"store": "endpoint", "registry": "uri", "orchestration": "api"}
 """Sections whose generated credentials belong to a server on this machine, each with the setting of its address."""
+IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]:\d+")
+"""HOST:PORT with an address of IPv6, which begins as a list in JSON does."""
+REMEMBERED = ", remembered by `tabloop up`"
+"""End of the origin of a variable that the environment does not have."""
 GENERATED = "generated"
 """Origin of a generated secret."""
 
@@ -63,6 +70,15 @@ class Gathered:
     """The file, or the variable, that gave each value; GENERATED for a secret of the stack."""
 
 
+def expect_file(file: Path) -> None:
+    """Raise OSError where no file is, but a directory, a device or a pipe, which may never end."""
+    kind = file.stat().st_mode
+    if stat.S_ISDIR(kind):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.ENXIO, "a device or a pipe", str(file))
+
+
 def path(value: Path) -> Path:
     """Return a path of the settings as an absolute path; relative ones start at the repository."""
     return value if value.is_absolute() else ROOT / value
@@ -83,7 +99,7 @@ def gather(file: Path | None, environment: Mapping[str, str]) -> Gathered:
     for name, value in started.variables.items():
         keys = name.removeprefix(PREFIX).lower().split("__")
         _set(values, keys, value, name)
-        origins[tuple(keys)] = name if environment.get(name) == value else f"{name}, remembered by `tabloop up`"
+        origins[tuple(keys)] = name if environment.get(name) == value else f"{name}{REMEMBERED}"
     origins |= dict.fromkeys(_fill_secrets(values), GENERATED)
     return Gathered(started.file, values, origins)
 
@@ -139,6 +155,7 @@ def _read(file: Path, extended_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any
         chain = " -> ".join(map(str, (*extended_by, file)))
         raise SettingsError(f"{file}: extends itself: {chain}; remove one `extends`")
     try:
+        expect_file(file)
         values = tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:
         raise SettingsError(
@@ -189,7 +206,8 @@ def _set(values: dict[str, Any], keys: list[str], text: str, name: str) -> None:
             raise SettingsError(f"{name}: {'.'.join(keys[:number])} is a setting, and no section; expected {PREFIX}SECTION__NAME")
         values = inner
     try:
-        values[keys[-1]] = json.loads(text) if text[:1] in ("[", "{") or text == "null" else text
+        is_json = text == "null" or (text[:1] in ("[", "{") and not IPV6.fullmatch(text))
+        values[keys[-1]] = json.loads(text) if is_json else text
     except ValueError as error:
         raise SettingsError(
             f"{name}: a value that begins with {text[0]} is JSON, and this one is not: {error}; write texts in it in double "
@@ -206,7 +224,13 @@ def _fill_secrets(values: dict[str, Any]) -> Iterator[Keys]:
     if isinstance(stack, dict) and isinstance(given_state := stack.get("state"), str):
         state = Path(given_state)
     secrets = path(state) / SECRETS_NAME
-    for section, entries in tomllib.loads(secrets.read_text()).items() if secrets.exists() else ():
+    try:
+        generated = tomllib.loads(secrets.read_text()) if secrets.exists() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{secrets}: not TOML: {error}") from None
+    for section, entries in generated.items():
+        if not isinstance(entries, dict):
+            raise SettingsError(f"{secrets}: {section}: expected a table [{section}]")
         given = values.get(section, {})
         if not isinstance(given, dict):
             continue

@@ -1,11 +1,15 @@
 """Settings of the trainer: the options of one update, and how the flow starts it."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from infra.settings.section import Directory, Section
+
+ENDPOINT = re.compile(r"([^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
+"""HOST:PORT."""
 
 
 class Recipe(Section):
@@ -138,8 +142,8 @@ class Train(Recipe):
     """Machines that train together. The flow's machine is one; on each other, `python -m tasks.trainer.node` waits for updates.
     `folder` is on a disk that they share."""
     rendezvous: str = ""
-    """HOST:PORT of the flow's machine as the other nodes reach it, where torchrun's processes find each other; empty with one
-    node."""
+    """HOST:PORT of the flow's machine as the other nodes reach it, where torchrun's processes find each other; an address of IPv6
+    in brackets. Empty with one node."""
     job: Path | None = None
     """Template of the Job of Kubernetes that trains, in JSON or YAML: `nodes` pods with `processes` GPUs each, without a shared
     disk or a `rendezvous`. infra/settings/train_job.json is an example; relative paths start at the repository. None: the flow's
@@ -164,10 +168,10 @@ class Train(Recipe):
 
     @model_validator(mode="after")
     def _nodes_meet(self) -> "Train":
-        if self.nodes > 1 and not self.rendezvous and self.job is None:
+        if self.nodes > 1 and self.job is None and not ENDPOINT.fullmatch(self.rendezvous):
             raise ValueError(
-                f'nodes = {self.nodes}, rendezvous = "": expected HOST:PORT of the flow\'s machine, where the processes meet, or '
-                "job, whose pods find each other"
+                f'nodes = {self.nodes}, rendezvous = "{self.rendezvous}": expected HOST:PORT of the flow\'s machine, where the '
+                "processes meet, or job, whose pods find each other"
             )
         return self
 

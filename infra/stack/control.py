@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from infra import settings as settings_
 from infra.settings import Settings
 from infra.settings.in_force import Effect
-from infra.settings.sources import environment_of_parts, started_with
+from infra.settings.sources import StartedWith, environment_of_parts, started_with
 from infra.stack import files, orchestration, pools, postgresql, processes, secrets, seed, started
 from infra.stack.parts import BIN, Part, client_environment, environment, parts
 from infra.stack.supervision import Supervisor, sweep, tail
@@ -71,12 +71,12 @@ def up(only: Collection[str] = (), say: Callable[[str], None] = say_now, *, paus
         StackError: a part cannot start. The parts that this call started are stopped again.
     """
     with files.private():
-        return _up(only, say, paused=paused)
+        given, state = started_with(None, os.environ), settings_.path(settings_.load().stack.state)
+        with _lock(state):
+            return _up(given, state, only, say, paused=paused)
 
 
-def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> Settings:
-    given = started_with(None, os.environ)
-    state = settings_.path(settings_.load().stack.state)
+def _up(given: StartedWith, state: Path, only: Collection[str], say: Callable[[str], None], *, paused: bool) -> Settings:
     secrets.ensure(state)
     postgresql.ensure_password(state)
     settings = settings_.load()
@@ -86,32 +86,31 @@ def _up(only: Collection[str], say: Callable[[str], None], *, paused: bool) -> S
         raise NoSuchPart(f"{', '.join(sorted(unknown))}: no such part; the parts are {', '.join(all_parts)}")
     wanted = {*only, *(part for name, part in DATABASES.items() if name in only)}
     selected = {name: part for name, part in all_parts.items() if not only or name in wanted}
-    with _lock(state):
-        was_up = supervisor.running()
-        for line in started.check(state, settings) if was_up else ():
-            say(line)
-        _check_packages(settings, selected)
-        _check_others(state)
-        if not was_up and (ended := sweep(state)):
-            say(f"ended {ended} process(es) left by a previous run")
-        before = {name for name, s in supervisor.states().items() if s.state in ("RUNNING", "STARTING", "BACKOFF")}
-        _check_ports([part for name, part in selected.items() if name not in before])
-        variables = f" and {', '.join(given.variables)}" if given.variables else ""
-        say(f"settings: {given.file}{variables}")
-        say(f"stack: {', '.join(selected)}; logs in {state / 'logs'}")
-        with started.remember(state, given):
-            try:
-                supervisor.start(all_parts.values(), _environment(settings))
-                started.note(state, settings)
-                _start_all(settings, supervisor, selected, Progress(say), paused=paused)
-                _close_files(settings)
-            except BaseException:
-                say("stopping the parts that were started")
-                if was_up:
-                    supervisor.stop_together(set(selected) - before)
-                else:
-                    _stop(supervisor, say)
-                raise
+    was_up = supervisor.running()
+    for line in started.check(state, settings) if was_up else ():
+        say(line)
+    _check_packages(settings, selected)
+    _check_others(state)
+    if not was_up and (ended := sweep(state)):
+        say(f"ended {ended} process(es) left by a previous run")
+    before = {name for name, s in supervisor.states().items() if s.state in ("RUNNING", "STARTING", "BACKOFF")}
+    _check_ports([part for name, part in selected.items() if name not in before])
+    variables = f" and {', '.join(given.variables)}" if given.variables else ""
+    say(f"settings: {given.file}{variables}")
+    say(f"stack: {', '.join(selected)}; logs in {state / 'logs'}")
+    with started.remember(state, given):
+        try:
+            supervisor.start(all_parts.values(), _environment(settings))
+            started.note(state, settings)
+            _start_all(settings, supervisor, selected, Progress(say), paused=paused)
+            _close_files(settings)
+        except BaseException:
+            say("stopping the parts that were started")
+            if was_up:
+                supervisor.stop_together(set(selected) - before)
+            else:
+                _stop(supervisor, say)
+            raise
     return settings
 
 
@@ -329,7 +328,8 @@ def stopping(state: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _lock(state: Path) -> Iterator[None]:
-    """Allow one `up` at a time."""
+    """Allow one `up` at a time: two first ones would generate different secrets."""
+    state.mkdir(parents=True, exist_ok=True)
     with (state / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 
@@ -65,8 +66,8 @@ def account() -> str | None:
 
 def url(state: Path) -> str:
     """Return the URL of the database as SQLAlchemy takes it, with the password if it is made."""
-    file = _password_file(state)
-    return f"postgresql+asyncpg://{ROLE}:{file.read_text() if file.exists() else ''}@/{DATABASE}?host={sockets(state)}"
+    file, host = _password_file(state), quote(str(sockets(state)))
+    return f"postgresql+asyncpg://{ROLE}:{file.read_text() if file.exists() else ''}@/{DATABASE}?host={host}"
 
 
 def sockets(state: Path) -> Path:

@@ -30,6 +30,10 @@ SHUT_DOWN_SECONDS = 60.0
 UNREACHABLE = (OSError, xmlrpc.client.ProtocolError)
 
 
+class NoSupervisor(RuntimeError):
+    """supervisord does not start; the message has the end of its log."""
+
+
 @dataclass(frozen=True)
 class State:
     """A frozen record of a part's state as supervisord reports it."""
@@ -72,7 +76,7 @@ class Supervisor:
             return False
 
     def start(self, parts: Iterable[Part], environment: dict[str, str], seconds: float = 20) -> None:
-        """Start supervisord with all parts stopped, if it does not run. Raises RuntimeError if it does not respond in time."""
+        """Start supervisord with all parts stopped, if it does not run. Raises NoSupervisor if it does not respond in time."""
         if self.running():
             return
         self._write_configuration(parts)
@@ -94,7 +98,7 @@ class Supervisor:
         deadline = time.monotonic() + seconds
         while not self.running():
             if daemon.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"supervisord did not start; next: read its log {log}, which ends with:\n{tail(log)}")
+                raise NoSupervisor(f"supervisord did not start; next: read its log {log}, which ends with:\n{tail(log)}")
             time.sleep(0.1)
 
     def states(self) -> dict[str, State]:

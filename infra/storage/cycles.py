@@ -200,6 +200,11 @@ def is_rollback(experiment: str) -> bool:
     return match is not None and match[1] is not None
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text may be an experiment's id; another one, such as ../x, makes a key that stores refuse."""
+    return re.fullmatch(r"[\w.-]+", text) is not None
+
+
 def decision_of(store: ObjectStore, experiment: str) -> Decision | None:
     """Return the decision that ended an experiment, or None while there is none."""
-    return store.find(f"decisions/{experiment}.json", Decision)
+    return store.find(f"decisions/{experiment}.json", Decision) if is_id(experiment) else None

@@ -13,6 +13,7 @@ from infra import settings as settings_
 from infra.identity import NAME_RULE, user_name
 from infra.settings.schema import AccessToken, Role, Serving
 from infra.settings.section import Section
+from infra.settings.sources import expect_file
 
 Clock = Callable[[], float]
 EDITOR: tuple[Role, ...] = ("complete", "feedback")
@@ -108,9 +109,10 @@ def read_table(file: Path) -> dict[str, AccessToken]:
         ValueError: the file is missing, is not TOML, or describes a token wrongly; the message names file and field.
     """
     try:
+        expect_file(file)
         return TokenTable(tokens=tomllib.loads(file.read_text("utf-8-sig"))).tokens
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: {error}; `tabloop token NAME --table {file}` writes such a file") from None
+        raise ValueError(f"{file}: {error}; `tabloop token NAME --table FILE` writes such a file") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         raise ValueError(f"{file}: {'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None

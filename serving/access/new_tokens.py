@@ -33,11 +33,12 @@ def make(names: Sequence[str], projects: Sequence[str], roles: Sequence[str], ta
             yield f"# give to {_quoted(name)}, stored nowhere: {token}"
             yield from _entry(f"serving.tokens.{_quoted(name)}", token, projects, roles)
         return
-    taken = tokens.keys() & read_table(table).keys() if table.exists() else set()
-    if taken:
-        raise ValueError(f"{table} has {', '.join(sorted(taken))}; delete the entry first to replace the token")
     entries = (_entry(_quoted(name), token, projects, roles) for name, token in tokens.items())
-    _append(table, [line for entry in entries for line in entry])
+    with files.locked(table):
+        taken = tokens.keys() & read_table(table).keys() if table.exists() else set()
+        if taken:
+            raise ValueError(f"{table} has {', '.join(sorted(taken))}; delete the entry first to replace the token")
+        _append(table, [line for entry in entries for line in entry])
     yield from (f"{name}\t{token}" for name, token in tokens.items())
 
 

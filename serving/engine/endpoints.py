@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from infra.http.web import foreign
+from infra.http.web import PROBED, foreign
 from infra.model.batches import MAX_BYTES, Batch, BatchResult
 from serving.engine import scraped
 from serving.engine.channel import Outbox, decoded
@@ -262,7 +262,8 @@ def _refuse_pages(names: frozenset[str]) -> Middleware:
         headers = [(name.lower(), value) for name, value in request.raw_headers]
         # A probe and Prometheus name a pod by the address that they reach.
         reached = request.transport.get_extra_info("sockname") if request.transport else None
-        if refusal := foreign(headers, request.method, names, reached[0] if reached else ""):
+        probe = request.version == HttpVersion10 and request.path in PROBED
+        if refusal := foreign(headers, request.method, names, reached[0] if reached else "", probe=probe):
             return web.json_response({"error": refusal.reason}, status=refusal.status)
         return await handler(request)
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from infra.http.web import foreign
+from infra.http.web import PROBED, foreign
 from infra.settings import LOOPBACK
 from infra.settings.schema import Serving
 from serving.gateway.errors import BadRequest, error_body
@@ -35,8 +35,8 @@ class BrowserGuard:
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        reached = scope.get("server")
-        refusal = foreign(scope["headers"], scope["method"], self._hosts, reached[0] if reached else "")
+        reached, probe = scope.get("server"), scope["http_version"] == "1.0" and scope["path"] in PROBED
+        refusal = foreign(scope["headers"], scope["method"], self._hosts, reached[0] if reached else "", probe=probe)
         if refusal is None:
             return None
         self._metrics.refused.labels(refusal.status).inc()

@@ -80,15 +80,17 @@ def command(update: Update, settings: Train, *, flow: bool) -> tuple[str, ...]:
 
 
 def address_towards(endpoint: str) -> str:
-    """Return this machine's own address on the way to HOST:PORT; nothing is sent.
+    """Return this machine's own address on the way to HOST:PORT, of IPv4 where the host has one; nothing is sent.
 
     Raises:
         ValueError: not HOST:PORT, or the host's name is unknown.
     """
     host, _, port = endpoint.rpartition(":")
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
         raise ValueError(f"train.rendezvous = {endpoint!r}: expected HOST:PORT of the flow's machine ({error})") from error

@@ -37,6 +37,26 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- end }}
 {{- end }}
 
+{{/* A quantity of Kubernetes as a number. */}}
+{{- define "tabloop.amount" -}}
+{{- $unit := regexFind "[A-Za-z]+$" (toString .) }}
+{{- $units := dict "" 1.0 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12
+  "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 }}
+{{- mulf (trimSuffix $unit (toString .) | float64) (get $units $unit) }}
+{{- end }}
+
+{{- define "tabloop.checkResources" -}}
+{{- range $name, $component := pick .Values "app" "engines" "evaluation" "worker" "training" "bootstrap" }}
+{{- range $resource, $least := $component.resources.requests }}
+{{- $most := get $component.resources.limits $resource }}
+{{- if and $most (gt (include "tabloop.amount" $least | float64) (include "tabloop.amount" $most | float64)) }}
+{{- fail (printf "%s.resources.requests.%s = %v: expected at most limits.%s = %v, which Kubernetes asks for"
+  $name $resource $least $resource $most) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "tabloop.checkSizes" -}}
 {{- range $name, $scaling := dict "app" .Values.app.autoscaling "engines" .Values.engines.autoscaling }}
 {{- if and $scaling.enabled (gt (int $scaling.minReplicas) (int $scaling.maxReplicas)) }}
@@ -70,6 +90,14 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- end }}
 {{- if ne $engines.layout "slots" }}
 {{- fail (printf "engines.slots = %s: expected engines.layout = slots, not %s, whose slots are one" $slots $engines.layout) }}
+{{- end }}
+{{- end }}
+{{- $cards := dig "engine_arguments" "tensor_parallel_size" 1 $serving | int }}
+{{- $own := ternary (dict "engines" $engines.gpus) dict (gt (len $engines.slots) 0) }}
+{{- range $name, $gpus := merge $own (ternary (dict "evaluation" .Values.evaluation.gpus) dict .Values.evaluation.enabled) }}
+{{- if and (gt (int $gpus) 0) (lt (int $gpus) $cards) }}
+{{- fail (printf "%s.gpus = %d: settings.serving.engine_arguments.tensor_parallel_size = %d, expected at least as many GPUs"
+  $name (int $gpus) $cards) }}
 {{- end }}
 {{- end }}
 {{- $adapters := get $serving "adapters" | default 0 | int }}
@@ -118,6 +146,7 @@ access_key secret_key password token auth_string webhook admin_token simulation_
 {{- include "tabloop.noSecrets" (dict "table" .Values.settings "path" (list) "secret" .Values.secrets.existingSecret) }}
 {{- include "tabloop.noOwnSettings" . }}
 {{- include "tabloop.checkSizes" . }}
+{{- include "tabloop.checkResources" . }}
 {{- include "tabloop.checkEngines" . }}
 {{- include "tabloop.checkEvaluation" . }}
 {{- include "tabloop.checkTraces" . }}

@@ -12,7 +12,7 @@ import polars as pl
 
 from infra.records import Decision, ExperimentRecord, Plan, Rate
 from infra.records.base import Arm
-from infra.storage.cycles import decision_of
+from infra.storage.cycles import decision_of, is_id
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import values
 from tasks.experiments.counting.totals import ARMS, of_units, read_labelled, weights
@@ -131,6 +131,8 @@ def _block(plan: Plan) -> pl.Expr:
 
 def _experiment(store: ObjectStore, identifier: str) -> tuple[ExperimentRecord, Decision | None]:
     try:
+        if not is_id(identifier):
+            raise KeyError(identifier)
         record = ExperimentRecord.model_validate(store.get_json(f"experiments/{identifier}.json"))
     except KeyError:
         known = ids(store, "experiments")

@@ -106,6 +106,17 @@ def test_an_engine_is_probed_by_the_name_that_it_answers_to(size: str, tmp_path:
         assert startup["periodSeconds"] * startup["failureThreshold"] >= 600, "vLLM compiles for minutes"
 
 
+def test_quantities_are_compared_over_their_units() -> None:
+    limits = "worker.resources.limits."
+    sets = (
+        "worker.resources.requests.memory=32000M",
+        f"{limits}memory=30Gi",
+        "worker.resources.requests.cpu=1500m",
+        f"{limits}cpu=1.5",
+    )
+    assert template("team", *sets).code == 0
+
+
 def probes_of(container: Object) -> list[str]:
     return [kind for kind in ("startupProbe", "readinessProbe", "livenessProbe") if kind in container]
 
@@ -306,6 +317,14 @@ REFUSED = [
     (("settings.evaluat.samples=1",), r"'/settings': additional properties 'evaluat' not allowed"),
     (("app.replicas=three",), r"'/app/replicas'.*want integer"),
     (("app.resources.limits.memory=4 GB",), r"'/app/resources/limits/memory'.*'4 GB'"),
+    (
+        ("training.resources.requests.memory=128Gi",),
+        r"training.resources.requests.memory = 128Gi: expected at most limits.memory = 64Gi",
+    ),
+    (
+        ("worker.resources.requests.cpu=2500m", "worker.resources.limits.cpu=2"),
+        r"worker.resources.requests.cpu = 2500m: expected at most limits.cpu = 2",
+    ),
     (("image.repository=",), r"image.repository is empty: expected .*--set image.repository"),
     (("gpus.available=4",), r"gpus.available = 4: .* ask for 5 GPUs; lower engines.replicas"),
     (("engines.replicas=2",), r"gpus.available = 5: engines \(replicas = 2\).* ask for 7 GPUs"),
@@ -318,6 +337,14 @@ REFUSED = [
     (("settings.serving.port=9000",), r"settings.serving.port = 9000: the chart sets it to \"8081\"; remove it"),
     (("settings.model.base=/models",), r"settings.model.base = \"/models\": the chart sets it"),
     (("engines.autoscaling.enabled=true",), r"engines.autoscaling.prometheus is empty: expected its address"),
+    (
+        ("settings.serving.engine_arguments.tensor_parallel_size=2",),
+        r"engines.gpus = 1: settings.serving.engine_arguments.tensor_parallel_size = 2, expected at least as many GPUs",
+    ),
+    (
+        ("settings.serving.engine_arguments.tensor_parallel_size=2", "engines.gpus=2", "gpus.available=0"),
+        r"evaluation.gpus = 1: .*tensor_parallel_size = 2",
+    ),
     (("engines.layout=pool",), r"settings.serving.adapters = 0, expected at least 4"),
     (("engines.layout=pair",), r"gpu_memory_utilization = 1, expected at most 0.5"),
     (("evaluation.enabled=false",), r"evaluation.enabled = false: expected settings.evaluate.engine = slot"),

@@ -238,6 +238,23 @@ def test_a_text_that_is_no_name_has_no_hash(
     assert "expected a name of at most 256 characters" in ended.err and not ended.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explain", ""], "VERSION_OR_REQUEST '': expected a version, as `tabloop history`"),
+        (["explain", " "], "VERSION_OR_REQUEST ' ': expected a version, as `tabloop history`"),
+        (["exec", ""], ": no name; expected a program of "),
+        (["promote", ""], "'[VERSION]': got ''; leave it out where none is meant"),
+        (["rollback", "", "--dry-run"], "'[VERSION]': got ''; leave it out where none is meant"),
+        (["reject", ""], "'[VERSION]': got ''; leave it out where none is meant"),
+        (["restart", ""], "'[PART]': got ''; leave it out where none is meant"),
+    ],
+)
+def test_an_empty_argument_is_none_that_is_left_out(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == errors.WRONG_USE
+    assert said in capsys.readouterr().err
+
+
 def test_without_a_stack_no_settings_can_be_compared_with_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,10 +405,11 @@ def test_a_stack_of_other_settings_is_named(status: int, code: int | None) -> No
         assert message.startswith(f"{request.url} refuses the password") and "tabloop up --settings demo`" in message
 
 
-def test_a_reader_that_goes_is_no_error() -> None:
+@pytest.mark.parametrize("command", ["settings show --all", "--help", "promote --help"])
+def test_a_reader_that_goes_is_no_error(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    arguments = [sys.executable, "-m", "infra.cli", "settings", "show", "--all"]
+    arguments = [sys.executable, "-m", "infra.cli", *command.split()]
     ended = subprocess.run(arguments, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (errors.READER_GONE, "")

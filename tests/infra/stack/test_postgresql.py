@@ -12,11 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlalchemy import make_url
 
 from infra.settings import ROOT
 from infra.stack import files, postgresql
 
 pytestmark = pytest.mark.timing(reason="a database is made and started within a minute")
+
+
+def test_the_directory_of_the_socket_may_have_any_name() -> None:
+    state = Path("/srv/c++ 100%41 & sté")
+    assert make_url(postgresql.url(state)).query["host"] == str(postgresql.sockets(state))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The local stack: secrets, clear errors, and parts that restart. The whole stack starts once per session (conftest)."""
 
+import fcntl
 import json
 import os
 import signal
@@ -37,6 +38,15 @@ def test_secrets_are_generated_once_and_readable_by_their_owner_only(tmp_path: P
     assert secrets.ensure(tmp_path).read_text() == text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {name: set(made) for name, made in tomllib.loads(text).items()} == {s: set(n) for s, n in secrets.GENERATED.items()}
+
+
+def test_of_two_first_starts_at_once_one_alone_generates_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    with (tmp_path / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(control.StackError, match="another `tabloop up` is starting the stack"):
+            control.up()
+    assert [file.name for file in tmp_path.iterdir()] == ["up.lock"]
 
 
 def test_secrets_of_an_earlier_release_are_kept_and_completed(tmp_path: Path) -> None:

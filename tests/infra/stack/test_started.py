@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra import settings as settings_
-from infra.settings import TEAM, load
+from infra.settings import TEAM, SettingsError, load
 from infra.settings.sources import environment_of_parts, remembered, started_with
 from infra.stack import started
 from infra.stack.parts import environment
@@ -39,6 +39,16 @@ def test_a_start_that_fails_leaves_what_was_remembered_before(tmp_path: Path) ->
         raise KeyError
     before = remembered(tmp_path)
     assert before and before.variables["TABLOOP_SERVING__PORT"] == "9000"
+
+
+def test_a_remembered_variable_that_this_release_refuses_is_named_with_what_forgets_it(tmp_path: Path) -> None:
+    start(tmp_path, TRAIN__EPOCHS="5")
+    file = tmp_path / "started_with.json"
+    file.write_text(file.read_text().replace("EPOCHS", "WARMUP_STEPS"))
+    other = {"TABLOOP_STACK__STATE": str(tmp_path)}
+    with pytest.raises(SettingsError, match=r"WARMUP_STEPS, remembered by .*: `tabloop up --settings FILE` forgets it"):
+        load(None, other)
+    assert load(None, {**other, "TABLOOP_SETTINGS": "team"}).train.epochs == 2
 
 
 def test_a_changed_setting_of_the_flows_needs_no_restart(tmp_path: Path) -> None:

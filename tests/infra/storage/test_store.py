@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from infra.records import ObjectReference
 from infra.registry.client import REMOVED_TAG
+from infra.settings import Settings
 from infra.settings.schema import Store
 from infra.storage.store import (
     CHECKSUMS,
@@ -25,6 +26,8 @@ from infra.storage.store import (
     sha256,
     to_parquet,
 )
+from tasks.experiments.reports import recompute
+from tasks.experiments.reports.export import NotExported, export
 
 ROWS = [ObjectReference(key="é 试", sha256="0", rows=3, last=0.5), ObjectReference(key="", sha256="", rows=0)]
 
@@ -47,6 +50,14 @@ def test_a_missing_object_raises_a_key_error_with_its_key(any_store: ObjectStore
     assert not any_store.exists("t/none")
     with pytest.raises(KeyError, match="t/none"):
         any_store.get("t/none")
+
+
+@pytest.mark.parametrize("text", ["../x", "/x", "a/../b", "a\nb"])
+def test_a_text_that_is_no_id_is_no_experiment(any_store: ObjectStore, text: str, tmp_path: Path) -> None:
+    with pytest.raises(recompute.NoDecision, match="expected the id of an experiment that has ended"):
+        recompute.read(any_store, text)
+    with pytest.raises(NotExported, match="does not exist; expected the id of an experiment"):
+        export(any_store, Settings(), text, tmp_path, 0.0)
 
 
 def test_keys_returns_the_sorted_keys_under_a_prefix(any_store: ObjectStore) -> None:

@@ -1,6 +1,7 @@
 """`tabloop token`: new tokens, printed or in a file."""
 
 import stat
+import threading
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from infra import cli
 from infra.identity import user_hash
 from infra.settings.schema import Serving
+from infra.stack import files
 from serving.access import Access
 from serving.access.credentials import read_table
 from tests.serving.fakes import EDITOR
@@ -65,6 +67,19 @@ def test_a_token_is_not_replaced_by_accident(tmp_path: Path, capsys: pytest.Capt
     before = file.read_text()
     assert cli.main(["token", "bob", "ada", "--table", str(file)]) == 2
     assert "has ada; delete the entry first" in capsys.readouterr().err and file.read_text() == before
+
+
+def test_two_commands_at_once_lose_no_token_and_a_link_stays(tmp_path: Path) -> None:
+    table, link = tmp_path / "tokens.toml", tmp_path / "link.toml"
+    link.symlink_to(table)
+    with files.locked(link):
+        other = threading.Thread(target=cli.main, args=(["token", "ada", "--table", str(table)],))
+        other.start()
+        other.join(0.5)
+        assert other.is_alive() and not table.exists(), "it waits for the first one"
+        files.write(link, f'[bob]\nsha256 = "{"0" * 64}"\n')
+    other.join(60)
+    assert link.is_symlink() and read_table(table).keys() == {"ada", "bob"}
 
 
 @pytest.mark.parametrize(

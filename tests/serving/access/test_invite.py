@@ -65,6 +65,12 @@ def test_the_local_stack_has_a_table_that_the_settings_name(state: Path, capsys:
     assert "has ada; delete the entry first" in capsys.readouterr().err
 
 
+def test_a_table_that_is_named_lies_where_the_command_runs(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["invite", "ada", "--table", "tokens.toml"]) == errors.NOT_READY
+    assert tomllib.loads((tmp_path / "tokens.toml").read_text()).keys() == {"ada"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -261,6 +261,18 @@ async def test_an_engine_of_a_service_answers_to_its_name_and_to_the_address_tha
 
 
 @pytest.mark.parametrize(
+    ("request_", "status"), [("GET /health HTTP/1.0", 200), ("GET /health HTTP/1.1", 400), ("GET /metrics HTTP/1.0", 403)]
+)
+async def test_a_probe_of_http_1_0_may_leave_an_engines_host_out(request_: str, status: int) -> None:
+    async with aiohttp_app(Endpoints(FakeEngine([1]), "token", {"127.0.0.1"}, Unauthenticated(60)).app()) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(f"{request_}\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
+        assert int(answer.split()[1]) == status
+
+
+@pytest.mark.parametrize(
     "foreign",
     [
         {"Origin": "http://evil.example"},

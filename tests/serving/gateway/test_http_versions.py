@@ -72,6 +72,26 @@ async def test_blanks_behind_a_headers_value_are_no_part_of_it(house: House) -> 
     assert answer == b"HTTP/1.1 200 OK\r\n"
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ("GET /ready HTTP/1.0", 200),
+        ("HEAD /health HTTP/1.0", 200),
+        ("GET /health HTTP/1.0\r\nOrigin: http://evil.example", 403),
+        ("GET /health HTTP/1.0\r\nHost: evil.example", 403),
+        ("GET /health HTTP/1.1", 403),
+        ("GET /v1/health HTTP/1.0", 403),
+    ],
+)
+async def test_a_probe_of_http_1_0_may_leave_the_host_out(house: House, request_: str, status: int) -> None:
+    for url in house.urls:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(f"{request_}\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
+        assert int(answer.split()[1]) == status
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_of_http_1_0_gets_no_chunks(house: House, stream: bool) -> None:
     body = json.dumps({"prompt": "x = ", "stream": stream}).encode()

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from infra.settings import ROOT
+from infra.settings import ROOT, TEAM, load
 from infra.settings.training import Train
 from infra.storage.store import sha256, to_parquet
 from tasks.trainer import node, nodes
@@ -140,6 +140,8 @@ def test_silence_counts_as_lost_and_a_dead_flows_announcement_has_no_beat(
     ("changes", "message"),
     [
         ({"nodes": 2}, r"nodes = 2, rendezvous = \"\": expected HOST:PORT .* or job, whose pods find each other"),
+        ({"nodes": 2, "rendezvous": "here"}, r'rendezvous = "here": expected HOST:PORT'),
+        ({"nodes": 2, "rendezvous": "::1:29500"}, r'rendezvous = "::1:29500": expected HOST:PORT'),
         ({"sequence_parallel": True}, "expected false with tensor_parallel = 1"),
         ({"recompute": "full", "frozen_layers": 1}, 'expected "none" or "selective" with frozen_layers = 1'),
         ({"tensor_parallel": 2}, "processes = 1, nodes = 1: 1 trainer processes, expected a multiple of 2"),
@@ -153,6 +155,17 @@ def test_silence_counts_as_lost_and_a_dead_flows_announcement_has_no_beat(
 def test_settings_that_cannot_work_together_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Train(**changes)
+
+
+@pytest.mark.parametrize(("endpoint", "own"), [("127.0.0.1:1", "127.0.0.1"), ("localhost:1", "127.0.0.1"), ("[::1]:1", "::1")])
+def test_a_machine_has_an_address_on_the_way_of_either_kind(endpoint: str, own: str) -> None:
+    if own == "::1" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("the kernel has no IPv6")
+    assert nodes.address_towards(endpoint) == own
+
+
+def test_an_endpoint_of_ipv6_in_a_variable_is_no_list() -> None:
+    assert load(TEAM, {"TABLOOP_TRAIN__RENDEZVOUS": "[fd00::2]:29500"}).train.rendezvous == "[fd00::2]:29500"
 
 
 def test_an_endpoint_without_a_port_is_refused() -> None:
