@@ -11,7 +11,6 @@ from botocore.exceptions import ClientError
 
 from infra.records import ObjectReference
 from infra.registry.client import REMOVED_TAG
-from infra.settings import Settings
 from infra.settings.schema import Store
 from infra.storage.store import (
     CHECKSUMS,
@@ -57,7 +56,7 @@ def test_a_text_that_is_no_id_is_no_experiment(any_store: ObjectStore, text: str
     with pytest.raises(recompute.NoDecision, match="expected the id of an experiment that has ended"):
         recompute.read(any_store, text)
     with pytest.raises(NotExported, match="does not exist; expected the id of an experiment"):
-        export(any_store, Settings(), text, tmp_path, 0.0)
+        export(any_store, text, tmp_path, 0.0)
 
 
 def test_keys_returns_the_sorted_keys_under_a_prefix(any_store: ObjectStore) -> None:
