@@ -146,12 +146,9 @@ async def test_a_service_with_text_only_is_served_and_its_completions_are_marked
     async with house_with(service, tmp_path, tokenizer) as house:
         response = await house.complete(stop=["+ b"])
         assert response.json()["choices"][0] == {"text": "return alpha ", "index": 0, "logprobs": None, "finish_reason": "stop"}
-        usage = response.json()["usage"]
+        usage, prompt = response.json()["usage"], house.policy.prompt("def f(x):\n    ", "")
         counted = [len(house.policy.renderer.encode(text)) for text in ("return alpha ", "return alpha + beta")]
-        assert (
-            usage["prompt_tokens"] == len(house.policy.prompt("def f(x):\n    ", ""))
-            and "x-tabloop-version" not in response.headers
-        )
+        assert usage["prompt_tokens"] == len(prompt) and "x-tabloop-version" not in response.headers
         assert counted[0] < usage["completion_tokens"] <= counted[1], "by the app's tokenizer: Zed reads no answer without them"
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
         (row,) = house.rows("completions")
