@@ -157,18 +157,8 @@ def read_sources(files: Iterable[Path], roots: Sequence[Path]) -> list[Source]:
     return sources
 
 
-def developer_sources(sources: Iterable[Source]) -> list[Source]:
-    """Return the three files in four that simulated developers type in."""
-    return [source for source in sources if not is_scored(source.name)]
-
-
-def scored_sources(sources: Iterable[Source]) -> list[Source]:
-    """Return the one file in four that models are scored on, which no simulated developer opens."""
-    return [source for source in sources if is_scored(source.name)]
-
-
 def is_scored(name: str) -> bool:
-    """Return whether models are scored on the file of this name (Source.name)."""
+    """Return whether models are scored on the file of this name (Source.name), one in four; developers type in the others."""
     return hashlib.sha256(name.encode()).digest()[0] % 4 == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.evaluation import heldout, positions
-from tasks.evaluation.heldout.build import held_out_positions
+from tasks.evaluation.heldout.build import held_out_positions, scored_sources, typed_sources
 from tasks.evaluation.positions import Code, Source
 
 TEXT = "import os\n\n\ndef first(items):\n    return items[0]\n\n\nclass Name:\n    first_name = 'a'\n"
@@ -43,8 +43,8 @@ def test_positions_include_words_line_starts_and_short_and_long_rests():
 
 def test_developers_and_scores_use_different_files():
     sources = positions.read_sources(heldout.held_out_files(), [heldout.site_packages()])
-    typed_files = {source.name for source in positions.developer_sources(sources)}
-    scored_files = {source.name for source in positions.scored_sources(sources)}
+    typed_files = {source.name for source in typed_sources()}
+    scored_files = {source.name for source in scored_sources()}
     assert typed_files and scored_files and not typed_files & scored_files
     assert typed_files | scored_files == {source.name for source in sources}
     assert {position.file for position in held_out_positions(100, 1)} <= scored_files

@@ -56,7 +56,8 @@ def lesson(settings: Settings, schedule: Schedule) -> Lesson:
 
 def own_files() -> list[positions.Source]:
     root = Path(positions.__file__).parents[2]
-    return positions.developer_sources(positions.read_sources(sorted((root / "infra").rglob("*.py")), [root]))
+    sources = positions.read_sources(sorted((root / "infra").rglob("*.py")), [root])
+    return [source for source in sources if not positions.is_scored(source.name)]
 
 
 @pytest.mark.parametrize("recipe", [name for name, one in RECIPES.items() if "drawn" not in one.actions and one.developers])
