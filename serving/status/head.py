@@ -153,8 +153,11 @@ def _loop(data: StatusData, spool: Mapping[str, Any], now: float) -> Iterator[Si
 
 
 def _traffic(data: StatusData) -> Iterator[Sign]:
-    """Yield what the traffic is too little for, when it will suffice, and what to change."""
+    """Yield what the traffic is too little for, when it will suffice, and what to change; no cycle where one began since."""
+    begun = max((cycle.manifest.until for cycle in data.cycles), default=0.0)
     for each in data.too_little:
+        if each.what == "cycle" and begun > each.time:
+            continue
         yield Sign("traffic", f"too little for a {each.what}: {few.in_words(each)}", each.possible is not None)
 
 

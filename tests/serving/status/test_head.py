@@ -158,3 +158,13 @@ async def test_what_the_traffic_is_too_little_for_stands_with_the_date_and_what_
     text, well = (await lines(house))["traffic"]
     assert text == f"too little for a cycle: 700 samples of 2,048: {when} at this rate. {change}"
     assert well is (possible is not None)
+
+
+async def test_a_cycle_that_began_since_was_not_too_little(house: House) -> None:
+    now = time.time()
+    await serve(house, "2")
+    found = Few(what="cycle", time=now - 60, reason="700 samples of 2,048", possible=None, change="")
+    few.write(house.store, found)
+    assert not (await lines(house))["traffic"][1]
+    _put(house, "cycles/cycle-000009/manifest.json", manifest("cycle-000009").model_copy(update={"until": now}))
+    assert "traffic" not in await lines(house)
