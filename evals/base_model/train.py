@@ -23,8 +23,8 @@ from evals.base_model.muon import MuonWithAdamW
 from evals.base_model.pretrain import BatchSize, Schedule, train, weights_of
 from evals.progress import Part, Progress
 from infra.model.fim import END, MIDDLE, SPECIAL_TOKENS, Renderer
+from infra.model.processor import faster_in_bf16, processor
 from tasks.evaluation.heldout import read_source
-from tasks.trainer.model import matmul
 from tasks.trainer.model.process_group import Parallel, start, stop
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
 
@@ -115,7 +115,7 @@ def run(options: Options) -> None:
                 prepare(files, options)
         dist.barrier()
         rows = np.load(options.work / ROWS, mmap_mode="r")
-        bf16 = matmul.faster_in_bf16(matmul.processor())
+        bf16 = faster_in_bf16(processor())
         model = TrainedModel(architecture(), Parallel(), Optimization(options.learning_rate, weight_decay=0.1, bf16=bf16))
         model.make_optimizer(MuonWithAdamW)
         if options.parent:

@@ -31,6 +31,7 @@ from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.context_lines import with_context_lines
 from tasks.labels.partitions import plan_window
 from tasks.labels.pipeline import merge_partitions
+from tasks.labels.sampled import Sample
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
 from tasks.labels.window import Window
@@ -204,13 +205,17 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
     )
 
 
-def measure(folder: Path, hours: int, served: int, hindsight: bool, trained: int, chosen: int | None = None) -> dict[str, float]:
+def measure(
+    folder: Path, hours: int, served: int, hindsight: bool, trained: int, chosen: int | None = None, most: int | None = None
+) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, their total, and the memory.
 
     `trained`: samples of which written text becomes tokens; with 0 this is not
-    measured. `chosen`: samples of the batch; None: all that there are.
+    measured. `chosen`: samples of the batch; None: all that there are. `most`: requests from which on a sample of the users is
+    read (collect.most_requests); None: all are read.
     """
-    collect = Collect(max_samples=chosen or served, min_samples=1, max_new_users=USERS, hindsight=Hindsight(on=hindsight))
+    sizes = {"max_samples": chosen or served, "min_samples": 1, "max_new_users": USERS, "most_requests": most or served}
+    collect = Collect(**sizes, hindsight=Hindsight(on=hindsight))
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), _cpu()
 
@@ -222,7 +227,8 @@ def measure(folder: Path, hours: int, served: int, hindsight: bool, trained: int
     settings = Settings(collect=collect)
     now = BEGIN + HOUR * hours + settings.collect.join_seconds
     window = Window(since=BEGIN - 1, until=now, oldest=BEGIN - HOUR, known={})
-    plan = plan_window(store, window, now, settings.collect.join_seconds, hindsight=settings.collect.hindsight)
+    sample = Sample(collect.most_requests)
+    plan = plan_window(store, window, now, collect.join_seconds, hindsight=collect.hindsight, sample=sample)
     done("plan")
     with apart.joiners(plan.partitions) as pool:
         joined_parts = list(pool.map(partial(apart.join_with, partial(FolderStore, folder)), plan.partitions))
@@ -230,7 +236,8 @@ def measure(folder: Path, hours: int, served: int, hindsight: bool, trained: int
     orphans = sum(part.orphans for part in joined_parts)
     labelled, duplicates = merge_partitions(joined_parts)
     register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, settings.collect.max_new_users)
-    labelled, counts = users.with_admission(labelled, register), WindowCounts(plan.requests, duplicates)
+    labelled = users.with_admission(labelled, register)
+    counts = WindowCounts(plan.requests, duplicates, unsampled=plan.unsampled, share=plan.share)
     accounting = classify(labelled, {"1": 0}, plan.partitions[-1].end, settings.collect, counts)
     del labelled  # a cycle keeps only the accounting
     assert sum(accounting.buckets.values()) == accounting.requests == served, (accounting.buckets, served)
@@ -247,6 +254,7 @@ def measure(folder: Path, hours: int, served: int, hindsight: bool, trained: int
     figures = {
         **{"cpu": _cpu() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
         **{"partitions": len(plan.partitions), "samples": batch.height, "settled": batch["settled"].count()},
+        **{"share": plan.share, "read": plan.requests - plan.unsampled},
         **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
     if trained:

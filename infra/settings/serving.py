@@ -265,7 +265,8 @@ class Serving(Section):
     """Address on which tabloop's engines listen, at the ports of their URLs; empty: the URL's own host. Where that is the name of
     a service or a proxy, an address of the engine's machine, or "::" (serving.host)."""
     engine_arguments: dict[str, Any] = Field(default={})
-    """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs)."""
+    """Arguments passed to vLLM's engines verbatim (names as in vLLM's AsyncEngineArgs), but for dtype = "fastest": bfloat16 on
+    GPUs and on CPUs that compute it faster, float32 elsewhere (`train.precision`)."""
     personal_data: PersonalData = PersonalData()
     """Personal data that is removed from code before it is recorded; secrets always are."""
     spool: Directory = Path("var/spool")

@@ -21,6 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from infra.http.listening import to_listen
 from infra.http.web import own_names
 from infra.model.batches import Batch, BatchResult
+from infra.model.processor import faster_in_bf16, processor
 from serving.engine.adapters import AdapterEngine
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy, Endpoints
@@ -39,6 +40,8 @@ REQUIRED_ARGUMENTS: dict[str, Any] = {
     "worker_extension_cls": "serving.engine.worker.SwapWorker",
 }
 """Arguments that the app relies on; they override serving.engine_arguments."""
+FASTEST = "fastest"
+"""Data type of serving.engine_arguments that stands for the faster one on this machine, as in train.precision."""
 
 
 class VLLMEngine:
@@ -147,6 +150,8 @@ def build_llm(arguments: Mapping[str, Any], model: str, adapters: int = 0) -> As
     if adapters:
         options |= {"enable_lora": True, "max_loras": adapters + 2, "max_cpu_loras": adapters + 2}  # the base, and one that goes
     quiet = options.pop("disable_log_stats")
+    if options.get("dtype") == FASTEST:
+        options["dtype"] = "float32" if current_platform.is_cpu() and not faster_in_bf16(processor()) else "bfloat16"
     if current_platform.is_cpu():
         _import_model(Path(model))
     else:

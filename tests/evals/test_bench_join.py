@@ -27,6 +27,13 @@ def test_a_cycle_trains_on_as_many_as_are_chosen_and_accounts_for_all(tmp_path: 
     assert measure(tmp_path, 1, served, True, 0, 200)["samples"] == 200
 
 
+def test_a_window_of_more_requests_than_are_read_accounts_for_all(tmp_path: Path) -> None:
+    served = make(FolderStore(tmp_path), 24_000, range(1))
+    found = measure(tmp_path, 1, served, True, 0, 200, 10_000)
+    assert found["share"] == 0.25 and found["samples"] == 200
+    assert 200 < found["read"] <= 10_000
+
+
 def test_processes_join_a_window_as_threads_do(tmp_path: Path) -> None:
     make(FolderStore(tmp_path), 1_000, range(3))
     window = Window(since=BEGIN - 1, until=BEGIN + 4 * HOUR, oldest=BEGIN - HOUR, known={})

@@ -1,4 +1,4 @@
-"""The fastest matrix product of this machine: which of torch's two libraries for float32, and whether bfloat16 is faster.
+"""The faster matrix product of torch's two libraries for float32.
 
 torch computes float32 matmuls with MKL, which uses only AVX2 on processors that are not Intel's; oneDNN, which torch ships for
 bfloat16, is about twice as fast there (infra/docs/measurements.md). torch has no setting for it, so `install` registers another
@@ -9,11 +9,9 @@ The processor's features decide, not a measurement: a resumed run must multiply 
 
 import os
 from collections.abc import Collection
-from pathlib import Path
 
 import torch
 
-CPU_INFO = Path("/proc/cpuinfo")
 CACHED_KERNELS = 128
 """Matmul shapes whose kernels oneDNN caches, 0.3 MB each: its default of 1,024 takes more memory than the model. Preparing a
 kernel again takes about 1 ms."""
@@ -21,19 +19,6 @@ kernel again takes about 1 ms."""
 MIN_SIDE = 256
 """Smallest side of a matmul that oneDNN computes: smaller ones, such as those over sampled tokens, have a new shape in every
 batch."""
-
-
-def processor() -> frozenset[str]:
-    """Return the maker and features of this machine's CPU, by Linux's names."""
-    return frozenset(CPU_INFO.read_text().split()) if CPU_INFO.exists() else frozenset()
-
-
-def faster_in_bf16(processor: Collection[str]) -> bool:
-    """Return whether this machine multiplies bfloat16 faster than float32.
-
-    GPUs, CPUs with AMX, and AMD's with AVX512-BF16 do; Intel's with AVX512-BF16 but without AMX do not.
-    """
-    return torch.cuda.is_available() or "amx_bf16" in processor or ("avx512_bf16" in processor and "AuthenticAMD" in processor)
 
 
 def slow_mkl(processor: Collection[str]) -> bool:

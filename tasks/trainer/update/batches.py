@@ -92,7 +92,9 @@ class MicroBatch:
     settled_weight: torch.Tensor
     """[S] float32: the sample's weight on each of its settled tokens."""
     settled_lengths: tuple[int, ...]
-    """Settled tokens of each row that has any, in order; they sum to S."""
+    """Settled tokens of each settled text, in order; they sum to S."""
+    settled_samples: tuple[int, ...]
+    """Index of each settled text's sample among the job's samples."""
     settled_ceilings: torch.Tensor
     """[settled rows] float32: logarithm of the largest factor by which their probability may weight these rows; infinity: no
     bound."""
@@ -100,6 +102,8 @@ class MicroBatch:
     """[C] int64: index of the token whose hidden state predicts the prompt token."""
     context_targets: torch.Tensor
     """[C] int64: prompt tokens."""
+    left_out: int = 0
+    """Settled tokens of the step's places that its pass leaves out: the loss is a mean over them, too."""
 
 
 def is_drawn(sample: Sample) -> bool:
@@ -253,6 +257,7 @@ def _micro_batch(samples: Sequence[Sample], group: list[Row], policies: FixedPol
         settled_targets=torch.tensor([token for sample in settled for token in sample.settled_token_ids], dtype=torch.long),
         settled_weight=torch.tensor([s.settled_weight for s in settled for _ in s.settled_token_ids], dtype=torch.float32),
         settled_lengths=tuple(len(sample.settled_token_ids) for sample in settled),
+        settled_samples=tuple(text.sample for text in texts if text.settled),
         settled_ceilings=torch.tensor(ceilings, dtype=torch.float32),
         context_at=torch.tensor([place for place, _ in context_pairs], dtype=torch.long),
         context_targets=torch.tensor([token for _, token in context_pairs], dtype=torch.long),

@@ -147,6 +147,8 @@ class SettledLoss(NamedTuple):
     """Scalar: settled tokens of rows inside the band."""
     total: torch.Tensor
     """Scalar: negative log-probability of all settled tokens, unweighted."""
+    norms: torch.Tensor
+    """[rows]: norm of the loss's gradient with respect to the logits of the row's own tokens."""
 
 
 def settled_loss(
@@ -180,8 +182,11 @@ def settled_loss(
         bounds = [None] * len(lengths) if ceilings is None else ceilings.to(losses)
         rows = zip(losses.split(list(lengths)), bounds, strict=True)
         parts = [bounded_factors(token_factors(row, options), bound) for row, bound in rows]
-        factors = torch.cat(parts) if parts else losses.new_zeros(0)
-    return SettledLoss((losses * weights * mask * factors).sum(), mask.sum(), losses.detach().sum())
+        factors = weights * mask * torch.cat(parts) if parts else losses.new_zeros(0)
+        # The derivative of a cross-entropy by the logit of its token is p - 1.
+        squares = (factors * (1 - (-losses).exp())).square()
+        norms = torch.stack([row.sum() for row in squares.split(list(lengths))]).sqrt() if lengths else sums
+    return SettledLoss((losses * factors).sum(), mask.sum(), losses.detach().sum(), norms)
 
 
 def token_factors(losses: torch.Tensor, options: UpdateSettings) -> torch.Tensor:
@@ -269,5 +274,5 @@ def objective(outputs: Outputs, batch: MicroBatch, options: UpdateSettings) -> t
             drawn_weight=(ratio * drawn).sum(),
             drawn_weight_squared=(ratio.square() * drawn).sum(),
         )
-        report = Report(torch.stack([part.detach() for part in sums]), from_anchor)
+        report = Report(torch.stack([part.detach() for part in sums]), from_anchor, batch.settled_samples, settled.norms)
     return loss, report

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +32,7 @@ from tasks.trainer.memory.estimate import Layout, MicroBatchSize
 from tasks.trainer.memory.fit import check_fits
 from tasks.trainer.model import flops
 from tasks.trainer.model.process_group import Parallel, node_and_place, process_memory
-from tasks.trainer.update import optimizer_state, precision, reports, safety, stored
+from tasks.trainer.update import optimizer_state, passes, precision, reports, safety, stored
 from tasks.trainer.update.batches import (
     FixedPolicies,
     MicroBatch,
@@ -70,7 +70,7 @@ def objective_step(job: Job, scale: LogitScale) -> Callable[..., Any]:
 
         def loss(logits: torch.Tensor) -> Any:
             total, report = objective(outputs_of(logits, batch, scale), batch, job)
-            tokens = batch.targets.numel() + batch.settled_targets.numel()
+            tokens = batch.targets.numel() + batch.settled_targets.numel() + batch.left_out
             return total, torch.tensor(tokens, dtype=torch.int32, device=total.device), report
 
         return logits_of(megatron, batch), loss
@@ -134,10 +134,12 @@ def update(
     _check_minibatch(job, len(places), ranks)
     result, drift = UpdateResult(), safety.Drift(job.max_kl)
     context = job.context_tokens if job.context_weight else 0
-    steps = list(minibatches(len(places), job.minibatch, job.epochs, job.seed))
+    steps = list(minibatches(len(places), job.minibatch, math.ceil(job.epochs), job.seed))
+    norms, passed_over = dict[int, float](), frozenset[int]()
 
     def taught_at(rows: Sequence[Sample], numbers: Sequence[int]) -> list[list[int]]:
-        return [some for n in numbers if (some := [i for i in places[n] if _teaches(rows[i], settled)])]
+        taught = ([i for i in places[n] if i not in passed_over and _teaches(rows[i], settled)] for n in numbers)
+        return [some for some in taught if some]
 
     def refusal(rows: Sequence[Sample], step: Sequence[Sequence[int]]) -> str | None:
         return safety.empty_refusal([rows[i] for place in step for i in place], len(step), ranks)
@@ -146,9 +148,14 @@ def update(
         own = [i for place in step[rank::ranks] for i in place]
         most = job.micro_batch_tokens, policies, context, settled, job.micro_batch_positions
         batches = micro_batches(rows, own, *most)
+        if batches and not rank:
+            batches[0] = replace(batches[0], left_out=left_out_tokens)
         return total(model.accumulate(objective_step(job, scale), batches, shape_of(batches)))
 
     for number, numbers in enumerate(steps, 1):
+        if number == passes.whole_steps(len(steps), job.epochs) + 1:
+            passed_over = passes.left_out(samples, places, norms, job.epochs)
+        left_out_tokens = sum(len(samples[i].settled_token_ids) for n in numbers for i in places[n] if i in passed_over)
         rows, step = samples, taught_at(samples, numbers)
         start, cpu_start = time.perf_counter(), time.process_time()
         if reason := refusal(rows, step):
@@ -181,7 +188,8 @@ def update(
             continue
         rate, trained = learning_rate(job, number, len(steps)), {i: rows[i] for place in step for i in place}
         norm = model.apply(rate)
-        scale.step(totals.sums.tokens + totals.sums.settled_tokens)
+        norms |= totals.norms
+        scale.step(totals.sums.tokens + totals.sums.settled_tokens + left_out_tokens)
         taught, seconds, cpu_seconds = list(trained.values()), time.perf_counter() - start, time.process_time() - cpu_start
         readings = {"gradient_norm": norm, "logit_scale": scale.factor if job.logit_scale_rate else None, "learning_rate": rate}
         readings |= _speed(model, taught, job, seconds, cpu_seconds, peak)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from infra.model.processor import faster_in_bf16, processor
 from tasks.trainer.job import Job
-from tasks.trainer.model import matmul
 
 
 class UnsuitablePrecision(ValueError):
@@ -16,7 +16,7 @@ class UnsuitablePrecision(ValueError):
 
 def in_bfloat16(job: Job) -> bool:
     """Return whether the job's matrix products are computed in bfloat16."""
-    return matmul.faster_in_bf16(matmul.processor()) if job.precision == "fastest" else job.precision == "bfloat16"
+    return faster_in_bf16(processor()) if job.precision == "fastest" else job.precision == "bfloat16"
 
 
 def check(job: Job) -> None:

@@ -5,6 +5,7 @@ the proximal policy or, where each step takes its own proximal policy, the behav
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -68,6 +69,10 @@ class Report(NamedTuple):
     """[21] float32, in the order of Sums."""
     log_ratio: torch.Tensor
     """[K] float32: ln policy - ln anchor."""
+    texts: tuple[int, ...]
+    """Index of each settled text's sample among the job's samples."""
+    norms: torch.Tensor
+    """[texts] float32: norm of each text's gradient (losses.SettledLoss)."""
 
 
 class Totals(NamedTuple):
@@ -76,6 +81,8 @@ class Totals(NamedTuple):
     sums: Sums[float]
     log_ratio: torch.Tensor
     """[N] float32, on the CPU."""
+    norms: Mapping[int, float] = MappingProxyType({})
+    """Norm of each settled text's gradient, by its sample's index among the job's samples."""
 
 
 def total(reports: Sequence[Report], replicas: dist.ProcessGroup, stages: dist.ProcessGroup, last: int) -> Totals:
@@ -89,13 +96,15 @@ def total(reports: Sequence[Report], replicas: dist.ProcessGroup, stages: dist.P
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sums = torch.stack([report.sums for report in reports]).sum(0) if reports else torch.zeros(len(Sums._fields), device=device)
     dist.all_reduce(sums, group=replicas)
-    own = torch.cat([report.log_ratio for report in reports]).cpu() if reports else torch.zeros(0)
-    parts: list[torch.Tensor | None] = [None] * dist.get_world_size(replicas)
-    dist.all_gather_object(parts, own, group=replicas)
+    log_ratio = torch.cat([report.log_ratio for report in reports]).cpu() if reports else torch.zeros(0)
+    norms = {text: norm for report in reports for text, norm in zip(report.texts, report.norms.tolist(), strict=True)}
+    parts: list[Any] = [None] * dist.get_world_size(replicas)
+    dist.all_gather_object(parts, (log_ratio, norms), group=replicas)
     dist.broadcast(sums, src=last, group=stages)
-    shared = [torch.cat([part for part in parts if part is not None])]
+    every = {text: norm for _, known in parts for text, norm in known.items()}
+    shared: list[Any] = [(torch.cat([own for own, _ in parts]), every)]
     dist.broadcast_object_list(shared, src=last, group=stages)
-    return Totals(Sums(*sums.tolist()), shared[0])
+    return Totals(Sums(*sums.tolist()), *shared[0])
 
 
 def metrics(totals: Totals, samples: Sequence[Sample], options: UpdateSettings, readings: Mapping[str, Any]) -> StepMetrics:

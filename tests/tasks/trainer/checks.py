@@ -164,6 +164,7 @@ def in_one_process(models: Models, work: Path) -> dict[str, Any]:
         "bandit": learning.check_bandit(directory, Parallel()),
         "grouped_bandit": learning.check_bandit(directory, Parallel(), group=8),
         "caps": learning.check_caps(directory, Parallel()),
+        "part": learning.check_part(directory, Parallel()),
         "rejections": learning.check_rejections(directory, model),
         "peaks": memory.check_peaks(),
         "memory": memory.check_refused(directory),

@@ -154,6 +154,33 @@ def capped_rows(trained: TrainedModel) -> list[Sample]:
     ]
 
 
+def check_part(directory: Path, parallel: Parallel) -> dict[str, float]:
+    """Return the largest difference of a weight between one and a half passes, and a pass and one in which half have no weight;
+    and, as `moved`, between one and a half passes and two."""
+    job = CAPPED_JOB.model_copy(update={"learning_rate": 1e-2, "minibatch": 32, "final_rate": 1.0})
+    rows = capped_rows(trained_model(directory, parallel))
+    once = trained_model(directory, parallel)
+    losses = settled_logprobs(once, rows, job, range(len(rows)))
+    norms = []
+    for i in range(len(rows)):
+        row = torch.tensor(losses[i]).neg().requires_grad_()
+        settled_loss(row, torch.ones(len(row)), [len(row)], job).loss.backward()
+        assert row.grad is not None
+        norms.append((row.grad * (1 - row.detach().neg().exp())).norm().item())
+    smallest = sorted(range(len(rows)), key=lambda i: norms[i])[: len(rows) // 2]
+    halves = [row.model_copy(update={"settled_weight": float(i not in smallest)}) for i, row in enumerate(rows)]
+    weights = []
+    for passes in ([(rows, 1.5)], [(rows, 1), (halves, 1)], [(rows, 2)]):
+        trained = trained_model(directory, parallel)
+        for some, epochs in passes:
+            ppo.update(trained, some, job.model_copy(update={"epochs": epochs}), NO_POLICIES, LogitScale(0.0))
+        weights.append(weights_of(trained))
+    return {
+        "difference": max((weights[0][name] - weights[1][name]).abs().max().item() for name in weights[0]),
+        "moved": max((weights[0][name] - weights[2][name]).abs().max().item() for name in weights[0]),
+    }
+
+
 def _silenced(directory: Path, parallel: Parallel, rows: list[Sample]) -> float:
     """Return the largest difference of a weight between an update without a user's weight and one with ceilings of nothing."""
     trained = []

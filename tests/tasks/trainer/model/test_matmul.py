@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from infra.model.processor import faster_in_bf16
 from infra.settings import ROOT
 from tasks.trainer.model import matmul
 
@@ -24,7 +25,7 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
     ],
 )
 def test_the_processor_selects_precision_and_library(processor: tuple[str, ...], bf16: bool, slow: bool) -> None:
-    assert matmul.faster_in_bf16(processor) is bf16
+    assert faster_in_bf16(processor) is bf16
     assert matmul.slow_mkl(processor) is slow
 
 

@@ -82,6 +82,12 @@ def test_a_user_with_likely_text_stays_at_the_cap_through_an_update(answers):
     assert values["silenced"]["difference"] == 0, "a ceiling of nothing is as no weight"
 
 
+def test_a_last_pass_of_a_part_is_one_in_which_the_other_texts_have_no_weight(answers):
+    values = answers["part"]
+    assert values["moved"] > 1e-3, "it differs from two whole passes"
+    assert values["difference"] < values["moved"] / 100
+
+
 def test_a_user_whose_repeated_text_becomes_likely_stays_at_the_cap(answers):
     values, share = answers["caps"], 0.4
     assert values["repeated, free"]["repeated"] > share + 0.1

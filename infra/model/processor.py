@@ -1,0 +1,24 @@
+"""This machine's processor, and whether it multiplies bfloat16 faster than float32: for the trainer and the engines.
+
+The processor's features decide, not a measurement: a resumed run must multiply as the first one did.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def processor() -> frozenset[str]:
+    """Return the maker and features of this machine's CPU, by Linux's names."""
+    return frozenset(CPU_INFO.read_text().split()) if CPU_INFO.exists() else frozenset()
+
+
+def faster_in_bf16(processor: Collection[str]) -> bool:
+    """Return whether this machine multiplies bfloat16 faster than float32.
+
+    GPUs, CPUs with AMX, and AMD's with AVX512-BF16 do; Intel's with AVX512-BF16 but without AMX do not.
+    """
+    import torch  # takes a second
+
+    return torch.cuda.is_available() or "amx_bf16" in processor or ("avx512_bf16" in processor and "AuthenticAMD" in processor)
