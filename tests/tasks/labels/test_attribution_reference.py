@@ -64,6 +64,8 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         _, _, chosen, (extent, length) = max(candidates)
         text = next(c.text for c in completions if c.id == chosen)[:extent]
         text = text[extent - length :]
+        if text.strip():  # nobody sees the blanks at its end
+            text, extent = text.rstrip(), extent - len(text) + len(text.rstrip())
         outcome, accepted = strongest.outcome, 0
         if outcome == "accepted":
             accepted = len(text)
