@@ -218,11 +218,9 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     text = pl.when("crlf", pl.col("shown") == "").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
     accepted = text.str.head("accepted_characters").str.replace_all("\r\n", "\n", literal=True).str.len_chars()
     pairs = pairs.with_columns(accepted_characters=pl.coalesce(accepted.cast(pl.Int64), "accepted_characters"))
-    pairs = pairs.with_columns(shown_text=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
-    seen = _seen(pl.col("shown_text"))
-    pairs = pairs.with_columns(
-        shown_text=pl.col("shown_text").str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen
-    )
+    text = pl.col("text").str.slice(pl.col("extent") - length, length)
+    seen = _seen(text)
+    pairs = pairs.with_columns(shown_text=text.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
     later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
     remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
     pairs = pairs.join(later.select("row_number", remaining=pl.Series(remaining, dtype=pl.Int64)), on="row_number", how="left")
@@ -271,8 +269,7 @@ def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
 
 def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions as matches without an answer: their whole text counts as shown, with the outcome `unjudged`."""
-    seen = _seen(pl.col("text"))
-    return _without_event(completions, "unjudged", seen).with_columns(extent="shown_characters")
+    return _without_event(completions, "unjudged", _seen(pl.col("text"))).with_columns(extent="shown_characters")
 
 
 def _without_event(completions: pl.DataFrame, outcome: str, shown_characters: pl.Expr) -> pl.DataFrame:
