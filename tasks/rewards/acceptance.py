@@ -59,7 +59,7 @@ def features(shown: str, settled: str) -> tuple[float, ...]:
     return kept / size, right / size, math.log1p(right), *map(float, flags), math.log1p(len(text))
 
 
-def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptance | str:
+def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], weights: Sequence[float] = ()) -> Acceptance | str:
     """Return the chance fitted on judged completions; or why there is none, as a clause.
 
     It needs LEAST_EACH of either outcome, and predicts verdicts that it was not fitted on better than their mean does, by the
@@ -67,6 +67,7 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptanc
 
     Args:
         pairs: the shown and the settled text of each.
+        weights: of each verdict; none: all count alike.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -74,35 +75,36 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptanc
     count, taken = len(accepted), sum(accepted)
     if min(taken, count - taken) < LEAST_EACH:
         return f"{taken} of {count} judged completions with a settled text are accepted, expected {LEAST_EACH} or more of either"
-    rows, verdicts = _rows(pairs), np.array(accepted)
-    regression = LogisticRegression(max_iter=1000)
-    chances = cross_val_predict(regression, rows, verdicts, cv=StratifiedKFold(FOLDS), method="predict_proba")[:, 1]
-    error = _error(verdicts, chances)
+    rows, verdicts, weight = _rows(pairs), np.array(accepted), np.array(weights or [1.0] * count)
+    regression, given = LogisticRegression(max_iter=1000), {"sample_weight": weight}
+    folds = StratifiedKFold(FOLDS)
+    chances = cross_val_predict(regression, rows, verdicts, cv=folds, method="predict_proba", params=given)[:, 1]
+    error = _error(verdicts, chances, weight)
     if error.log_loss >= error.base_log_loss:
         return (
             f"the acceptance fitted on {count} judged completions predicts others no better than their mean: log loss "
             f"{error.log_loss:.4g} against {error.base_log_loss:.4g}"
         )
-    model = regression.fit(rows, verdicts)
+    model = regression.fit(rows, verdicts, weight)
     return Acceptance(model.coef_[0], float(model.intercept_[0]), error)
 
 
-def _error(verdicts: np.ndarray, chances: np.ndarray) -> AcceptanceFit:
-    rate = float(verdicts.mean())
+def _error(verdicts: np.ndarray, chances: np.ndarray, weight: np.ndarray) -> AcceptanceFit:
+    rate = float(np.average(verdicts, weights=weight))
     return AcceptanceFit(
         verdicts=len(verdicts),
         accepted=int(verdicts.sum()),
         predicted=float(chances.sum()),
-        brier=float(((chances - verdicts) ** 2).mean()),
+        brier=float(np.average((chances - verdicts) ** 2, weights=weight)),
         base_brier=rate * (1 - rate),
-        log_loss=_log_loss(verdicts, chances),
-        base_log_loss=_log_loss(verdicts, np.full(len(verdicts), rate)),
+        log_loss=_log_loss(verdicts, chances, weight),
+        base_log_loss=_log_loss(verdicts, np.full(len(verdicts), rate), weight),
     )
 
 
-def _log_loss(verdicts: np.ndarray, chances: np.ndarray) -> float:
+def _log_loss(verdicts: np.ndarray, chances: np.ndarray, weight: np.ndarray) -> float:
     bounded = np.clip(chances, LEAST_CHANCE, 1 - LEAST_CHANCE)
-    return float(-np.log(np.where(verdicts, bounded, 1 - bounded)).mean())
+    return -float(np.average(np.log(np.where(verdicts, bounded, 1 - bounded)), weights=weight))
 
 
 def _rows(pairs: Sequence[tuple[str, str]]) -> np.ndarray:

@@ -11,9 +11,11 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import numpy as np
 import polars as pl
 
 from infra.model.kept_text import kept_characters
@@ -25,9 +27,11 @@ from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import TOKEN_FIELDS, read_chosen
+from tasks.labels.shares import codes
 from tasks.rewards.acceptance import Acceptance, fit, verdict_on
 from tasks.rewards.actions import SILENCE, worth
 from tasks.rewards.reward import DrawnAction
+from tasks.rewards.scaling import scale
 
 Sampler = Callable[[Sequence["SettledPlace"]], Sequence[DrawnGroup]]
 """Draws the group of each place."""
@@ -93,26 +97,38 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
             )
 
 
-def draw(places: Iterable[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward) -> SampledGroups:
+def draw(
+    places: Iterable[SettledPlace],
+    version: str,
+    sampler: Sampler,
+    settings: Groups,
+    reward: Reward,
+    shares: Mapping[str, float] = MappingProxyType({}),
+) -> SampledGroups:
     """Return the drawn actions of some of the places, with rewards and without advantages.
 
     Args:
         places: read once; of those that are not drawn at, only the texts of a verdict are held.
         version: policy that the sampler samples from.
+        shares: largest share of the verdicts by the field of a place that names the group (weight_shares), where enough judge.
     """
     pairs: list[tuple[str, str]] = []
     accepted: list[bool] = []
+    judges: dict[str, list[str]] = {name: [] for name in shares}
 
     def candidates() -> Iterator[SettledPlace]:
         for place in places:
             if place.accepted is not None:
                 pairs.append((place.shown, place.settled[place.typed :]))
                 accepted.append(place.accepted)
+                for name, own in judges.items():
+                    own.append(getattr(place, name))
             if place.line_is_known:
                 yield place
 
     asked = pick(candidates(), settings.places)
-    model = fit(pairs, accepted)
+    weights = scale(np.ones(len(pairs)), [(codes(pl.Series(own, dtype=pl.String)), shares[name]) for name, own in judges.items()])
+    model = fit(pairs, accepted, weights.tolist() if weights.all() else ())
     if isinstance(model, str):
         return SampledGroups(reason=model)
     if not asked:

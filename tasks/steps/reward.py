@@ -136,6 +136,7 @@ def groups_of(context: Context, collected: Collected) -> SampledGroups:
             return draw_groups(models, checkpoint, settings.model, prompts, wanted.size, sampling)
 
     began = time.monotonic()
-    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward)
+    shares = weight_shares(settings.collect)
+    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward, shares)
     get_run_logger().info("drew %d actions in %.1f s", len(found.actions), time.monotonic() - began)
     return found
