@@ -218,9 +218,9 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     text = pl.when("crlf", pl.col("shown") == "").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
     accepted = text.str.head("accepted_characters").str.replace_all("\r\n", "\n", literal=True).str.len_chars()
     pairs = pairs.with_columns(accepted_characters=pl.coalesce(accepted.cast(pl.Int64), "accepted_characters"))
-    text = pl.col("text").str.slice(pl.col("extent") - length, length)
-    seen = _seen(text)
-    pairs = pairs.with_columns(shown_text=text.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
+    shown = pl.col("text").str.slice(pl.col("extent") - length, length)
+    seen = _seen(shown)
+    pairs = pairs.with_columns(shown_text=shown.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
     later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
     remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
     pairs = pairs.join(later.select("row_number", remaining=pl.Series(remaining, dtype=pl.Int64)), on="row_number", how="left")
