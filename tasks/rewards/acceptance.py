@@ -5,13 +5,16 @@ known. It scores completions that nobody saw. scikit-learn takes a second to imp
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from infra.model.kept_text import common_start, kept_characters
 from infra.records import AcceptanceFit
+from tasks.labels.shares import codes
+from tasks.rewards.scaling import scale
 
 FEATURES = ("kept_share", "right_share", "log_right", "whole_line", "nothing_wrong", "log_characters")
 """Shares of the shown characters that stand in the settled text, and that are right from the start; the logarithm of the latter's
@@ -87,6 +90,17 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], weights: Seq
         )
     model = regression.fit(rows, verdicts, weight)
     return Acceptance(model.coef_[0], float(model.intercept_[0]), error)
+
+
+def capped(judges: Sequence[Mapping[str, str]], shares: Mapping[str, float]) -> Sequence[float]:
+    """Return the weights of verdicts by which no group has more than its share of them; none where too few judge for the shares.
+
+    Args:
+        judges: of each verdict the groups, by the kind that `shares` names: user, credential, project.
+    """
+    groups = [(codes(pl.Series([one[name] for one in judges], dtype=pl.String)), share) for name, share in shares.items()]
+    weights = scale(np.ones(len(judges)), groups)
+    return weights.tolist() if weights.all() else ()
 
 
 def _error(verdicts: np.ndarray, chances: np.ndarray, weight: np.ndarray) -> AcceptanceFit:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
 import polars as pl
 
 from infra.model.kept_text import kept_characters
@@ -27,11 +26,9 @@ from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import TOKEN_FIELDS, read_chosen
-from tasks.labels.shares import codes
-from tasks.rewards.acceptance import Acceptance, fit, verdict_on
+from tasks.rewards.acceptance import Acceptance, capped, fit, verdict_on
 from tasks.rewards.actions import SILENCE, worth
 from tasks.rewards.reward import DrawnAction
-from tasks.rewards.scaling import scale
 
 Sampler = Callable[[Sequence["SettledPlace"]], Sequence[DrawnGroup]]
 """Draws the group of each place."""
@@ -114,21 +111,19 @@ def draw(
     """
     pairs: list[tuple[str, str]] = []
     accepted: list[bool] = []
-    judges: dict[str, list[str]] = {name: [] for name in shares}
+    judges: list[dict[str, str]] = []
 
     def candidates() -> Iterator[SettledPlace]:
         for place in places:
             if place.accepted is not None:
                 pairs.append((place.shown, place.settled[place.typed :]))
                 accepted.append(place.accepted)
-                for name, own in judges.items():
-                    own.append(getattr(place, name))
+                judges.append({name: getattr(place, name) for name in shares})
             if place.line_is_known:
                 yield place
 
     asked = pick(candidates(), settings.places)
-    weights = scale(np.ones(len(pairs)), [(codes(pl.Series(own, dtype=pl.String)), shares[name]) for name, own in judges.items()])
-    model = fit(pairs, accepted, weights.tolist() if weights.all() else ())
+    model = fit(pairs, accepted, capped(judges, shares))
     if isinstance(model, str):
         return SampledGroups(reason=model)
     if not asked:

@@ -50,7 +50,8 @@ def fit_keep_estimate(context: Context, validated: Validated) -> FittedEstimate 
     """Fit the keep estimate on the samples for the candidate's version. A version without one shows everything."""
     collected = validated.collected
     chosen = collected.accounting.samples
-    fitted = showing.fit(list(labelled_completions(context.store, collected.plan.partitions, chosen)))
+    labelled = list(labelled_completions(context.store, collected.plan.partitions, chosen))
+    fitted = showing.fit(labelled, weight_shares(context.settings.collect))
     get_run_logger().info("keep estimate: %s", report.summary(fitted))
     return fitted
 
