@@ -218,7 +218,9 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     text = pl.when("crlf", pl.col("shown") == "").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
     accepted = text.str.head("accepted_characters").str.replace_all("\r\n", "\n", literal=True).str.len_chars()
     pairs = pairs.with_columns(accepted_characters=pl.coalesce(accepted.cast(pl.Int64), "accepted_characters"))
-    pairs = pairs.with_columns(shown_text=pl.col("text").str.slice(pl.col("extent") - length, length), shown_characters=length)
+    shown = pl.col("text").str.slice(pl.col("extent") - length, length)
+    seen = _seen(shown)
+    pairs = pairs.with_columns(shown_text=shown.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
     later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
     remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
     pairs = pairs.join(later.select("row_number", remaining=pl.Series(remaining, dtype=pl.Int64)), on="row_number", how="left")
@@ -253,6 +255,12 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _seen(shown: pl.Expr) -> pl.Expr:
+    """Return the characters of shown texts without the blanks at their end, which nobody sees, or all those of a blank one."""
+    visible = shown.str.strip_chars_end(BLANKS).str.len_chars()
+    return pl.when(visible > 0).then(visible).otherwise(shown.str.len_chars()).cast(pl.Int64)
+
+
 def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions that the model ended before there was anything to show, as matches with the outcome `nothing`."""
     ended = pl.col("blank") & ~pl.col("withheld") & (pl.col("finish_reason") == "stop")
@@ -261,7 +269,7 @@ def nothing_to_show(completions: pl.DataFrame) -> pl.DataFrame:
 
 def unjudged(completions: pl.DataFrame) -> pl.DataFrame:
     """Return completions as matches without an answer: their whole text counts as shown, with the outcome `unjudged`."""
-    return _without_event(completions, "unjudged", pl.col("text").str.len_chars().cast(pl.Int64))
+    return _without_event(completions, "unjudged", _seen(pl.col("text"))).with_columns(extent="shown_characters")
 
 
 def _without_event(completions: pl.DataFrame, outcome: str, shown_characters: pl.Expr) -> pl.DataFrame:
@@ -306,7 +314,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     """Return the completions with their labels, by time, then id.
 
     outcome                null without feedback (yet)
-    shown_characters       shown in the end; without the characters typed over, where a stream was reused
+    shown_characters       shown in the end, but for blanks at its end; without the characters typed over, if a stream was reused
     extent                 characters of the completion, from its start, that the developer saw or typed
     accepted_characters
     not_taken              why the completion was not taken (Feedback.reason); null or empty if unknown

@@ -47,7 +47,8 @@ nothing of it is missing; id of the later request that shows it, or FEEDBACK; wh
 between the request's cursor and that of the next request, null if unknown."""
 STANDS = "stands"
 """Column of the first DIRTY_CHARACTERS that stand at the place, the line of the later cursor and those behind it too: a developer
-who goes on within an accepted text has kept its later lines, though they are no settled text yet."""
+who goes on within an accepted text has kept its later lines, though they are no settled text yet. Known also of a place that is
+empty or still typed at, and of one whose line was changed before it or is gone: an accepted text that was undone is not kept."""
 FEEDBACK = "feedback"
 ANCHOR_CHARACTERS = 60
 """Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only
@@ -67,8 +68,6 @@ class Settled(NamedTuple):
     text: str
     whole: bool
     by: str
-    stands: str
-    """The begin of View.stands."""
 
 
 def none(rows: int) -> pl.DataFrame:
@@ -90,22 +89,22 @@ def settle(completions: pl.DataFrame, wanted: pl.Series, settings: Hindsight) ->
     needed = normal_completions(completions.select(NEEDED))
     ordered = needed.with_columns(wanted=pl.col("id").is_in(wanted.implode()))
     ordered = ordered.sort("project", "user", "time", "id")
-    found: list[tuple[str, Settled | Reason, int | None]] = []
+    found: list[tuple[str, Settled | Reason, int | None, str | None]] = []
     columns = _columns(ordered)
     users = ordered.select(pl.struct("project", "user").rle_id()).to_series().to_numpy()
     begins = [*np.flatnonzero(np.diff(users, prepend=-1)).tolist(), len(users)]
     for begin, end in pairwise(begins):
         found.extend(_Requests(settings, *(column[begin:end] for column in columns)).settled())
-    texts = [one if isinstance(one, Settled) else None for _, one, _ in found]
+    texts = [one if isinstance(one, Settled) else None for _, one, *_ in found]
     return pl.DataFrame(
         {
             "id": [id for id, *_ in found],
             "settled": [one and one.text for one in texts],
             "settled_whole": [one and one.whole for one in texts],
             "settled_by": [one and one.by for one in texts],
-            "unsettled": ["" if isinstance(one, Settled) else one for _, one, _ in found],
-            "written": [written for *_, written in found],
-            STANDS: [one and one.stands for one in texts],
+            "unsettled": ["" if isinstance(one, Settled) else one for _, one, *_ in found],
+            "written": [written for *_, written, _ in found],
+            STANDS: [stands for *_, stands in found],
         },
         schema={"id": pl.String, **COLUMNS, STANDS: pl.String},
     )
@@ -139,8 +138,9 @@ class _Requests:
         """The documents that the requests show; needed only where one of two names no file."""
         return Documents(self.times, self.files, self.documents, self.cursors, self.hidden, self.settings.most_seconds)
 
-    def settled(self) -> Iterator[tuple[str, Settled | Reason, int | None]]:
-        """Yield the settled text of each wanted request, or why it has none, and the characters written until the next one."""
+    def settled(self) -> Iterator[tuple[str, Settled | Reason, int | None, str | None]]:
+        """Yield the settled text of each wanted request, or why it has none, the characters written until the next one, and what
+        stands at the place."""
         stop = 0
         for at, (id, time) in enumerate(zip(self.ids, self.times, strict=True)):
             while stop < len(self.times) and not self.times[stop] - time > self.settings.most_seconds:
@@ -148,10 +148,11 @@ class _Requests:
             if self.wanted[at]:
                 views = self._views(at, stop)
                 if not isinstance(views, _Views):
-                    yield id, views, None
+                    yield id, views, None, None
                     continue
                 quiet = self.times[stop - 1] - time >= self.settings.quiet_seconds
-                yield id, self._last(at, stop, views) if quiet else "not_shown", self._written(at, views)
+                found, stands = self._last(at, stop, views) if quiet else ("not_shown", None)
+                yield id, found, self._written(at, views), stands and stands[:DIRTY_CHARACTERS]
 
     def _views(self, at: int, stop: int) -> "_Views | Reason":
         """Return the views of later requests at a place, or why they show none."""
@@ -173,28 +174,29 @@ class _Requests:
         size = views.size(at + 1)
         return None if size is None or size > CHARACTERS_A_TOKEN * self.limits[at] + DIRTY_CHARACTERS else size
 
-    def _last(self, at: int, stop: int, views: "_Views") -> Settled | Reason:
-        """Return the text in the last request that shows the place."""
+    def _last(self, at: int, stop: int, views: "_Views") -> tuple[Settled | Reason, str | None]:
+        """Return the text in the last request that shows the place, or why there is none, and what stands there (STANDS)."""
         reason: Reason = "not_shown"
-        revisited: str | None = None
+        revisited: View | None = None
         for later in range(stop - 1, at, -1):
             if self.times[later] - self.times[at] < self.settings.quiet_seconds:
                 break
             found = views.of(later)
             if found in ("prefix_changed", "suffix_changed"):
-                return found
+                return found, views.place.instead(self.documents[later]) if found == "prefix_changed" else None
             if not isinstance(found, View):
                 reason = found if reason == "not_shown" else reason
                 continue
-            if revisited is not None and revisited not in (found.text, found.standing):
-                return "still_typed"
+            if revisited is not None and revisited.standing not in (found.text, found.standing):
+                return "still_typed", revisited.stands
             if found.text or found.whole:
-                return self._accept(at, later, found, views)
+                settled = self._accept(at, later, found, views)
+                return settled, None if settled == "pasted" else found.stands
             # The cursor is back in the first line; if nothing changed there, the text of an earlier view still stands.
             if not found.standing:
-                return "still_typed"
-            revisited, reason = found.standing, "still_typed"
-        return reason
+                return "still_typed", found.stands
+            revisited, reason = found, "still_typed"
+        return reason, revisited and revisited.stands
 
     def _accept(self, at: int, later: int, found: View, views: "_Views") -> Settled | Reason:
         if not found.text.strip():
@@ -212,7 +214,7 @@ class _Requests:
             if self._grew_at_once((at, 0, later, found.size), views, step):
                 return "pasted"
             text, whole = text[: text.rfind("\n", 0, DIRTY_CHARACTERS) + 1], False
-        return Settled(text, whole, self.ids[later], found.stands[:DIRTY_CHARACTERS]) if text.strip() else "pasted"
+        return Settled(text, whole, self.ids[later]) if text.strip() else "pasted"
 
     def _grew_at_once(self, span: tuple[int, int, int, int], views: "_Views", step: int) -> bool:
         """Whether the place grew by more than `step` characters from one request that shows it to the next.
@@ -273,10 +275,17 @@ def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFram
         shown: with `extent` and `shown_characters`; `text`: its column of the completions' texts.
         settled: all that stands at each place (STANDS), or what the editor reports of it.
     """
-    begin = pl.col("extent") - pl.col("shown_characters")
-    typed = pl.when(pl.lit(settled).str.starts_with(pl.col(text).str.head(begin))).then(begin).otherwise(0)
-    shown = shown.with_columns(typed_over=typed)
-    part, behind = pl.col(text).str.slice(begin, "shown_characters"), pl.lit(settled).str.slice("typed_over").alias("behind")
-    pairs = shown.select(part, behind).iter_rows()
-    kept = [kept_characters(one, stands) if one and stands is not None else None for one, stands in pairs]
-    return shown.with_columns(pl.Series("kept_characters", kept, pl.Int64))
+    rows = shown.select(text, "extent", "shown_characters", pl.lit(settled).alias("stands")).iter_rows()
+    found = [kept_of(whole[: end - size], whole[end - size : end], stands) for whole, end, size, stands in rows]
+    typed, kept = ([pair[number] for pair in found] for number in (0, 1))
+    return shown.with_columns(pl.Series("typed_over", typed, pl.Int64), pl.Series("kept_characters", kept, pl.Int64))
+
+
+def kept_of(before: str, shown: str, stands: str | None) -> tuple[int, int | None]:
+    """Return `typed_over` and `kept_characters` (with_kept) of a shown text, from what stands at its place.
+
+    Args:
+        before: the completion's text before the shown part.
+    """
+    typed = len(before) if stands is not None and stands.startswith(before) else 0
+    return typed, kept_characters(shown, stands[typed:]) if shown and stands is not None else None

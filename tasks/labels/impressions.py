@@ -27,13 +27,14 @@ def judged_outcome() -> pl.Expr:
 def merge(feedback: pl.DataFrame) -> pl.DataFrame:
     """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names.
 
-    Lines of the texts end in LF (normal_lines.py).
+    Of several retained texts the latest counts. Lines of the texts end in LF (normal_lines.py).
     """
     key = [*WHO, "impression"]
+    first = pl.when(pl.col("outcome") == "retained").then(-pl.col("time")).otherwise("time")
     strongest = (
         normal_feedback(feedback)
         .with_columns(impression(), judged_outcome())
-        .sort("outcome", pl.col("accepted_characters").fill_null(0), "time", "id", descending=[True, True, False, True])
+        .sort("outcome", pl.col("accepted_characters").fill_null(0), first, "id", descending=[True, True, False, True])
     )
     impressions = strongest.group_by(key).agg(
         pl.col(

@@ -33,7 +33,7 @@ class View(NamedTuple):
     size: int
     """Characters from the begin of the place to its end or to the cursor in it."""
     stands: str
-    """All that stands there, behind the cursor too; `text` where the end of the place is not known."""
+    """All that stands there, behind the cursor too; all that is shown behind its begin where its end is not known."""
 
 
 class Ending(NamedTuple):
@@ -125,8 +125,16 @@ class Place(NamedTuple):
         if end is None and self.ending and (not self.ending.lead or self.ending.gone_in(document, begin)):
             return "suffix_changed"
         text = document[begin : document.rfind("\n", begin, max(begin, cursor)) + 1] if cursor > begin else ""
-        stands = document[begin:] if self.ending is None else text if standing is None else standing
+        stands = document[begin:] if standing is None else standing
         return View(text, False, standing, max(0, cursor - begin), stands)
+
+    def instead(self, document: str) -> str | None:
+        """Return what a document has between the lines above the place and its end, where the cursor's line was changed before
+        the place, or is gone; None where its end is not known."""
+        begin = document.find(self.before) + len(self.before)
+        # The end may follow on the line end of the lines above.
+        end = self.ending.find(document, begin - 1) if self.ending else None
+        return None if end is None else document[begin:end]
 
     def _changed_before(self, document: str, cursor: int) -> bool:
         """Whether the lines above the place stand once before the later cursor although the anchor is gone."""

@@ -5,13 +5,16 @@ known. It scores completions that nobody saw. scikit-learn takes a second to imp
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from infra.model.kept_text import common_start, kept_characters
 from infra.records import AcceptanceFit
+from tasks.labels.shares import codes
+from tasks.rewards.scaling import scale
 
 FEATURES = ("kept_share", "right_share", "log_right", "whole_line", "nothing_wrong", "log_characters")
 """Shares of the shown characters that stand in the settled text, and that are right from the start; the logarithm of the latter's
@@ -59,7 +62,7 @@ def features(shown: str, settled: str) -> tuple[float, ...]:
     return kept / size, right / size, math.log1p(right), *map(float, flags), math.log1p(len(text))
 
 
-def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptance | str:
+def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], weights: Sequence[float] = ()) -> Acceptance | str:
     """Return the chance fitted on judged completions; or why there is none, as a clause.
 
     It needs LEAST_EACH of either outcome, and predicts verdicts that it was not fitted on better than their mean does, by the
@@ -67,6 +70,7 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptanc
 
     Args:
         pairs: the shown and the settled text of each.
+        weights: of each verdict; none: all count alike.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -74,35 +78,47 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> Acceptanc
     count, taken = len(accepted), sum(accepted)
     if min(taken, count - taken) < LEAST_EACH:
         return f"{taken} of {count} judged completions with a settled text are accepted, expected {LEAST_EACH} or more of either"
-    rows, verdicts = _rows(pairs), np.array(accepted)
-    regression = LogisticRegression(max_iter=1000)
-    chances = cross_val_predict(regression, rows, verdicts, cv=StratifiedKFold(FOLDS), method="predict_proba")[:, 1]
-    error = _error(verdicts, chances)
+    rows, verdicts, weight = _rows(pairs), np.array(accepted), np.array(weights or [1.0] * count)
+    regression, given = LogisticRegression(max_iter=1000), {"sample_weight": weight}
+    folds = StratifiedKFold(FOLDS)
+    chances = cross_val_predict(regression, rows, verdicts, cv=folds, method="predict_proba", params=given)[:, 1]
+    error = _error(verdicts, chances, weight)
     if error.log_loss >= error.base_log_loss:
         return (
             f"the acceptance fitted on {count} judged completions predicts others no better than their mean: log loss "
             f"{error.log_loss:.4g} against {error.base_log_loss:.4g}"
         )
-    model = regression.fit(rows, verdicts)
+    model = regression.fit(rows, verdicts, weight)
     return Acceptance(model.coef_[0], float(model.intercept_[0]), error)
 
 
-def _error(verdicts: np.ndarray, chances: np.ndarray) -> AcceptanceFit:
-    rate = float(verdicts.mean())
+def capped(judges: Sequence[Mapping[str, str]], shares: Mapping[str, float]) -> Sequence[float]:
+    """Return the weights of verdicts by which no group has more than its share of them; none where too few judge for the shares.
+
+    Args:
+        judges: of each verdict the groups, by the kind that `shares` names: user, credential, project.
+    """
+    groups = [(codes(pl.Series([one[name] for one in judges], dtype=pl.String)), share) for name, share in shares.items()]
+    weights = scale(np.ones(len(judges)), groups)
+    return weights.tolist() if weights.all() else ()
+
+
+def _error(verdicts: np.ndarray, chances: np.ndarray, weight: np.ndarray) -> AcceptanceFit:
+    rate = float(np.average(verdicts, weights=weight))
     return AcceptanceFit(
         verdicts=len(verdicts),
         accepted=int(verdicts.sum()),
         predicted=float(chances.sum()),
-        brier=float(((chances - verdicts) ** 2).mean()),
+        brier=float(np.average((chances - verdicts) ** 2, weights=weight)),
         base_brier=rate * (1 - rate),
-        log_loss=_log_loss(verdicts, chances),
-        base_log_loss=_log_loss(verdicts, np.full(len(verdicts), rate)),
+        log_loss=_log_loss(verdicts, chances, weight),
+        base_log_loss=_log_loss(verdicts, np.full(len(verdicts), rate), weight),
     )
 
 
-def _log_loss(verdicts: np.ndarray, chances: np.ndarray) -> float:
+def _log_loss(verdicts: np.ndarray, chances: np.ndarray, weight: np.ndarray) -> float:
     bounded = np.clip(chances, LEAST_CHANCE, 1 - LEAST_CHANCE)
-    return float(-np.log(np.where(verdicts, bounded, 1 - bounded)).mean())
+    return -float(np.average(np.log(np.where(verdicts, bounded, 1 - bounded)), weights=weight))
 
 
 def _rows(pairs: Sequence[tuple[str, str]]) -> np.ndarray:

@@ -11,8 +11,9 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import polars as pl
 
@@ -25,7 +26,7 @@ from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import TOKEN_FIELDS, read_chosen
-from tasks.rewards.acceptance import Acceptance, fit, verdict_on
+from tasks.rewards.acceptance import Acceptance, capped, fit, verdict_on
 from tasks.rewards.actions import SILENCE, worth
 from tasks.rewards.reward import DrawnAction
 
@@ -93,26 +94,36 @@ def settled_places(store: ObjectStore, partitions: Sequence[Partition], chosen: 
             )
 
 
-def draw(places: Iterable[SettledPlace], version: str, sampler: Sampler, settings: Groups, reward: Reward) -> SampledGroups:
+def draw(
+    places: Iterable[SettledPlace],
+    version: str,
+    sampler: Sampler,
+    settings: Groups,
+    reward: Reward,
+    shares: Mapping[str, float] = MappingProxyType({}),
+) -> SampledGroups:
     """Return the drawn actions of some of the places, with rewards and without advantages.
 
     Args:
         places: read once; of those that are not drawn at, only the texts of a verdict are held.
         version: policy that the sampler samples from.
+        shares: largest share of the verdicts by the field of a place that names the group (weight_shares), where enough judge.
     """
     pairs: list[tuple[str, str]] = []
     accepted: list[bool] = []
+    judges: list[dict[str, str]] = []
 
     def candidates() -> Iterator[SettledPlace]:
         for place in places:
             if place.accepted is not None:
                 pairs.append((place.shown, place.settled[place.typed :]))
                 accepted.append(place.accepted)
+                judges.append({name: getattr(place, name) for name in shares})
             if place.line_is_known:
                 yield place
 
     asked = pick(candidates(), settings.places)
-    model = fit(pairs, accepted)
+    model = fit(pairs, accepted, capped(judges, shares))
     if isinstance(model, str):
         return SampledGroups(reason=model)
     if not asked:

@@ -8,8 +8,9 @@ takes a second to import, so it is imported inside the function.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -76,15 +77,18 @@ def read(store: ObjectStore, manifest: Manifest) -> FittedEstimate | Unfitted:
     return TypeAdapter[FittedEstimate | Unfitted](FittedEstimate | Unfitted).validate_json(body)
 
 
-def fit(completions: Sequence[LabelledCompletion]) -> FittedEstimate | Unfitted:
+def fit(
+    completions: Sequence[LabelledCompletion], shares: Mapping[str, float] = MappingProxyType({})
+) -> FittedEstimate | Unfitted:
     """Return the estimate fitted on completions, earliest first, or why there is none.
 
-    Completions of another temperature than most are left out: their log-probabilities mean something else.
+    Completions of another temperature than most are left out: their log-probabilities mean something else. `shares` are those of
+    the verdicts (acceptance.capped).
     """
     if not completions:
         return Unfitted(reason="no completion has a label")
     temperature = Counter(c.temperature for c in completions).most_common(1)[0][0]
-    usable = weighed([c for c in completions if c.temperature == temperature])
+    usable = weighed([c for c in completions if c.temperature == temperature], shares)
     if len(usable) < LEAST_COMPLETIONS:
         found = f"{len(usable)} completions at temperature {temperature:g} have a label"
         return Unfitted(reason=f"{found}, {LEAST_COMPLETIONS} are needed")

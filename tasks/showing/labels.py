@@ -7,8 +7,9 @@ acceptance can be fitted, a beginning is kept if the settled text begins with it
 shown text has a label: it is kept if it was accepted in whole.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Compared:
     """Whether the developer accepted that part; None where that is no verdict to fit on (acceptance.verdict_on)."""
     typed: int = 0
     """Characters of the settled text that the developer typed before that part was shown."""
+    judge: Mapping[str, str] = field(default_factory=dict)
+    """Whose verdict it is: user, credential and project."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +94,8 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
             row["text"][end - (row["shown_characters"] or 0) : end],
         )
         verdict = acceptance.verdict_on(row["outcome"], shown_text, row["settled"][typed:], whole)
-        compared = Compared(generated, row["settled"], shown_text, verdict, typed)
+        judge = {name: row[name] for name in ("user", "credential", "project")}
+        compared = Compared(generated, row["settled"], shown_text, verdict, typed, judge)
     else:
         kept = np.full(len(ends), np.nan)
         if (at := tokens_of(ends, row["extent"] or 0)) and row["outcome"] in JUDGED:
@@ -126,10 +130,17 @@ def kept_up_to(generated: str, ends: Sequence[int], settled: str, whole: bool) -
     return kept
 
 
-def weighed(completions: Sequence[LabelledCompletion]) -> list[LabelledCompletion]:
-    """Return completions with labels weighed by the acceptance fitted on their verdicts; as they are where none can be fitted."""
+def weighed(
+    completions: Sequence[LabelledCompletion], shares: Mapping[str, float] = MappingProxyType({})
+) -> list[LabelledCompletion]:
+    """Return completions with labels weighed by the acceptance fitted on their verdicts; as they are where none can be fitted.
+
+    Args:
+        shares: as in acceptance.capped.
+    """
     judged = [one.compared for one in completions if one.compared and one.compared.verdict is not None]
-    model = acceptance.fit([(one.shown, one.settled[one.typed :]) for one in judged], [bool(one.verdict) for one in judged])
+    pairs, verdicts = [(one.shown, one.settled[one.typed :]) for one in judged], [bool(one.verdict) for one in judged]
+    model = acceptance.fit(pairs, verdicts, acceptance.capped([one.judge for one in judged], shares))
     if isinstance(model, str):
         return list(completions)
     return [replace(one, kept=_shares(one, one.compared, model)) if one.compared else one for one in completions]

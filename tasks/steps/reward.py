@@ -50,7 +50,8 @@ def fit_keep_estimate(context: Context, validated: Validated) -> FittedEstimate 
     """Fit the keep estimate on the samples for the candidate's version. A version without one shows everything."""
     collected = validated.collected
     chosen = collected.accounting.samples
-    fitted = showing.fit(list(labelled_completions(context.store, collected.plan.partitions, chosen)))
+    labelled = list(labelled_completions(context.store, collected.plan.partitions, chosen))
+    fitted = showing.fit(labelled, weight_shares(context.settings.collect))
     get_run_logger().info("keep estimate: %s", report.summary(fitted))
     return fitted
 
@@ -136,6 +137,7 @@ def groups_of(context: Context, collected: Collected) -> SampledGroups:
             return draw_groups(models, checkpoint, settings.model, prompts, wanted.size, sampling)
 
     began = time.monotonic()
-    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward)
+    shares = weight_shares(settings.collect)
+    found = sampled_groups.draw(places, collected.parent, sampler, wanted, settings.reward, shares)
     get_run_logger().info("drew %d actions in %.1f s", len(found.actions), time.monotonic() - began)
     return found

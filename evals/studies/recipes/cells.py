@@ -167,7 +167,8 @@ class Bench:
         decision = serving.estimate.model_dump_json() if serving.estimate else ""
         of = f"{self.kind} {self.seed} {self.sizes.users} {first} {stop} {serving.session} {recipe.temperature} {recipe.explored}"
         read = self.settings.model_dump_json(include=SERVED_BY)
-        name = digest(weights_of(serving.checkpoint), decision, of, self.schedule.quirks.digest, read)
+        served = decision, of, self.schedule.quirks.digest, read, *Request.__dataclass_fields__
+        name = digest(weights_of(serving.checkpoint), *served)
         file = self.folder / "streams" / f"{name}.json"
         if not file.exists():
             self.parts.begin(f"{self.kind}, seed {self.seed}: requests {first} to {stop}")

@@ -11,7 +11,6 @@ from evals.base_model import tuning, update
 from evals.developers import Schedule
 from evals.studies.recipes.stream import PROJECT, Request, Stream, open_stream
 from infra.model.fim import Renderer
-from infra.model.kept_text import kept_characters
 from infra.records import Sample
 from infra.settings import Settings
 from infra.settings.schema import Reward
@@ -136,12 +135,12 @@ def sampled_values(request: Request, recipe: Recipe) -> dict[str, Any]:
 
     A completion that nobody judged has one beside the settled text alone: its kept share.
     """
-    judged, kept = request.outcome != "unjudged", kept_of(request)
-    known = judged or ("written" in recipe.actions and kept is not None)
+    judged, kept = request.outcome != "unjudged", request.kept
+    known = judged or ("written" in recipe.actions and None not in (request.settled, kept))
     if "served" not in recipe.actions or not known or (request.outcome == "nothing" and not recipe.silence):
         return {}
     tokens = tokens_shown(request) if judged else len(request.tokens)
-    shown = len(request.shown) if judged else len(request.text)
+    shown = len((request.shown if judged else request.text).rstrip())
     return {
         "token_ids": request.tokens[:tokens],
         "logprobs": request.logprobs[:tokens],
@@ -159,14 +158,6 @@ def tokens_shown(request: Request) -> int:
     if not request.shown or not request.shown.strip() or end < len(request.shown) or end >= len(request.text.rstrip()):
         return len(request.tokens) if request.served == len(request.tokens) or not request.shown else request.served
     return tokens_of(request.ends, end)
-
-
-def kept_of(request: Request) -> int | None:
-    """Return the number of shown characters (of a completion that nobody judged: of all) in the settled text; None: unknown."""
-    if request.settled is None:
-        return None
-    shown = request.text if request.outcome == "unjudged" else request.shown
-    return kept_characters(shown, request.settled[request.typed :])
 
 
 def context_line_samples(lesson: Lesson) -> list[Sample]:

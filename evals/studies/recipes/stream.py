@@ -59,6 +59,7 @@ class Request:
     acceptance: Shares = UNKNOWN  # accepted share of the user's earlier completions, and of the project's
     settled: str | None = None  # the settled text that later requests show; None: unknown
     whole: bool = False
+    there: str | None = None  # all that stands at the place (hindsight.STANDS)
     stands: bool = False  # the accepted text stands in place of another that the developer would have written
     quality: float | None = None
     """Hidden quality of an accepted text, 0 to 1, which neither server nor trainer sees; None: nothing was accepted."""
@@ -77,8 +78,19 @@ class Request:
     @property
     def typed(self) -> int:
         """Characters at the begin of the settled text that were typed before the rest was shown, on which the answer is."""
-        begin = 0 if self.outcome == "unjudged" else max(self.text.find(self.shown), 0)
-        return begin if (self.settled or "").startswith(self.text[:begin]) else 0
+        return self._kept[0]
+
+    @property
+    def kept(self) -> int | None:
+        """Shown characters (of a completion that nobody judged: of all) that stand at the place; None: unknown."""
+        return self._kept[1]
+
+    @property
+    def _kept(self) -> tuple[int, int | None]:
+        """`typed` and `kept`, as a cycle counts them."""
+        if self.outcome == "unjudged":
+            return hindsight.kept_of("", self.text.rstrip(), self.there)
+        return hindsight.kept_of(self.text[: max(self.text.find(self.shown), 0)], self.shown.rstrip(), self.there)
 
 
 @dataclass(frozen=True)
@@ -189,10 +201,8 @@ def settle(requests: Sequence[Request], count: int, settings: Hindsight, most: i
     ]
     people = settings.model_copy(update={"quiet_seconds": QUIET_SECONDS, "most_seconds": MOST_SECONDS})
     found = hindsight.settle(pl.DataFrame(rows), pl.Series([str(number) for number in range(count)]), people)
-    labels: Mapping[int, tuple[str, bool]] = {
-        int(number): (text, whole)
-        for number, text, whole in found.drop_nulls("settled").select("id", "settled", "settled_whole").iter_rows()
-    }
+    columns = found.select("id", "settled", "settled_whole", hindsight.STANDS).iter_rows()
+    labels = {int(number): (text, bool(whole), stands) for number, text, whole, stands in columns}
     for number, one in enumerate(requests[:count]):
-        text, whole = labels.get(number, (None, False))
-        yield replace(one, settled=text, whole=whole)
+        text, whole, there = labels[number]
+        yield replace(one, settled=text, whole=whole, there=there)

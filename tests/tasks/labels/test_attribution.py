@@ -105,6 +105,18 @@ def test_a_retained_event_counts_the_accepted_text_that_is_still_present(retaine
         assert only([completion()], events).label == label
 
 
+@pytest.mark.parametrize(("first", "last", "kept"), [("foo(bar)", "", 0), ("", "foo(bar)", 8), ("foo(bar)", "foo(baz)", 5)])
+def test_of_several_retained_texts_the_latest_counts(first: str, last: str, kept: int) -> None:
+    sent = {"client_id": "k", "outcome": "retained", "prefix": "", "suffix": "", "shown": "", "completion_id": "c"}
+    events = [
+        feedback("1", **sent, time=NOW + 30, retained=first),
+        feedback("2", **sent, time=NOW + 300, retained=last),
+    ]
+    for delivered in (events, events[::-1]):
+        label = only([completion()], delivered).label
+        assert label and label.accepted_characters == kept
+
+
 def test_a_thumbs_down_overrides_an_accept() -> None:
     events = [feedback("1", client_id="k"), feedback("2", client_id="k", outcome="thumbs_down", shown="")]
     assert only([completion()], events).label == Label("rejected", 8, 8, 0)
@@ -279,7 +291,8 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
     for group in impressions.values():
         first = min(e.time for e in group)
         named = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id]
-        best = max(group, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, -e.time, e.id))
+        signs = {"retained": 1}  # of several the latest counts
+        best = max(group, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, signs.get(e.outcome, -1) * e.time, e.id))
         with_text = [e for e in group if e.shown] or group
         event = best if best.shown else max(with_text, key=lambda e: (RANK[e.outcome], -e.time, e.id))
         candidates = []

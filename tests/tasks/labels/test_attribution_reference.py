@@ -37,10 +37,11 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
     orphans = 0
     # Impressions without a client's id may be equal in all other fields; then the first id counts.
     for group in sorted(impressions, key=lambda group: group[0].id):
-        # The strongest outcome of an impression counts, in this order, and the larger of two partial accepts.
+        # The strongest outcome of an impression counts, in this order, the larger of two partial accepts, and the later text that
+        # is retained.
         outcomes = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
         strength = {outcome: number for number, outcome in enumerate(outcomes)}
-        strongest = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, -e.time, e.id))[-1]
+        strongest = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, preferred(e), e.id))[-1]
         # A later event with an id may come without text.
         with_text = strongest
         if not strongest.shown:
@@ -63,6 +64,8 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         _, _, chosen, (extent, length) = max(candidates)
         text = next(c.text for c in completions if c.id == chosen)[:extent]
         text = text[extent - length :]
+        if text.strip():  # nobody sees the blanks at its end
+            text, extent = text.rstrip(), extent - len(text) + len(text.rstrip())
         outcome, accepted = strongest.outcome, 0
         if outcome == "accepted":
             accepted = len(text)
@@ -87,6 +90,10 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         if judgements and not uncached:
             from_cache.add(name)
     return labels, from_cache, orphans
+
+
+def preferred(event: Feedback) -> float:
+    return event.time if event.outcome == "retained" else -event.time
 
 
 def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, int] | None:

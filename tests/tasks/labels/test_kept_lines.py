@@ -2,6 +2,9 @@
 
 import pytest
 
+from infra.records import Completion
+from infra.settings.schema import Reward
+from tasks.rewards.reward import with_rewards
 from tests.tasks.labels.test_hindsight import BEGIN, END, TEXT, accounted, asked, behind, here, row
 
 
@@ -20,6 +23,8 @@ def test_of_a_completion_that_was_typed_over_the_rest_is_kept(typed: str, text: 
     assert (found["outcome"], found["typed_over"], found["kept_characters"]) == ("accepted", typed_over, kept)
 
 
+ABOVE = BEGIN[: BEGIN.rindex("\n") + 1]
+"""The lines above the place."""
 LINES_OF_TEXT = "foo(bar)\n    one = 1\n    two = 2"
 
 
@@ -42,7 +47,32 @@ def test_of_an_accepted_text_in_which_the_cursor_stays_the_later_lines_are_kept(
     assert (found["outcome"], found["kept_characters"]) == ("accepted", kept)
 
 
-def test_where_the_end_of_the_place_is_gone_no_line_behind_the_cursor_counts_as_kept() -> None:
-    later = asked("d", 20, "foo(bar)\n    one", suffix=" = 1\n    two = 2\n    return other\n", file="f")
+@pytest.mark.parametrize(("suffix", "kept"), [(" = 1\n    two = 2", 32), (" = 1", 32 * 13 // 18), (" = 3", 32 * 12 // 18)])
+def test_where_the_end_of_the_place_is_gone_the_lines_behind_the_cursor_count_if_they_stand(suffix: str, kept: int) -> None:
+    later = asked("d", 20, "foo(bar)\n    one", suffix=f"{suffix}\n    return other\n", file="f")
     found = row(accounted([asked(text=LINES_OF_TEXT, file="f"), later], [here(shown=LINES_OF_TEXT)]))
-    assert found["kept_characters"] == 32 * 8 // 18
+    assert found["settled"] == "foo(bar)\n" and found["kept_characters"] == kept
+
+
+@pytest.mark.parametrize(
+    ("later", "why", "kept"),
+    [
+        (behind(text=""), "empty", 0),  # undone
+        (asked("d", 20), "still_typed", 0),  # undone, with the cursor at the place
+        (asked("d", 20, "f"), "still_typed", 0),
+        (asked("d", 20, "foo(", "x)"), "still_typed", 5),
+        (asked("d", 20, TEXT), "still_typed", 8),
+        (asked("d", 20, "foo(", "bar)"), "still_typed", 8),
+        (behind(prefix=ABOVE + END[1:30], suffix=END[30:]), "prefix_changed", 0),  # with its line
+        (behind(prefix=ABOVE + "    other = None\n" + END[1:30], suffix=END[30:]), "prefix_changed", 0),
+        (behind(prefix=ABOVE + "    value=foo(bar)\n" + END[1:30], suffix=END[30:]), "prefix_changed", 8),  # by a formatter
+        (behind(text="x\n" * 700), "pasted", None),
+        (behind(prefix=BEGIN + TEXT + "\n    return other\n\n\nclass Something:\n    ", suffix="pass\n"), "suffix_changed", None),
+    ],
+)
+def test_of_an_accepted_text_that_was_undone_nothing_is_kept(later: Completion, why: str, kept: int | None) -> None:
+    accounting = accounted([asked(), later], [here()])
+    found = row(accounting)
+    assert (found["settled"], found["unsettled"], found["kept_characters"]) == (None, why, kept)
+    (earned,) = with_rewards(accounting.samples.filter(id="c"), Reward(accepted=0.75, rejected=-0.25))["reward"]
+    assert earned == pytest.approx(0.75 if kept is None else kept / 8 - 0.25)

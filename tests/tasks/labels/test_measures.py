@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from infra.model.language import language
 from infra.records import Completion, Feedback, MeasuredGroup, Measures
 from infra.records.measures import OTHER_LANGUAGES
+from infra.settings.schema import Reward
 from tasks.labels import measures
 from tasks.labels.measures import MOST_LANGUAGES, deciles, measure
+from tasks.rewards.reward import with_rewards
 from tests.tasks.labels.test_accounting import account
-from tests.tasks.labels.test_hindsight import LIMITS, TEXT, asked, behind
+from tests.tasks.labels.test_hindsight import BEGIN, END, LIMITS, TEXT, asked, behind
 from tests.tasks.made import NOW, completion, feedback
 
 
@@ -95,6 +97,24 @@ def test_what_was_not_taken_of_a_partial_accept_costs_no_edit(outcome: str, acce
     (request,) = served("a")
     found = account([request], [sent(request, outcome, accepted_characters=accepted)], limits=LIMITS, until=NOW + 1000)
     assert found.classified.select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([saved])
+
+
+@pytest.mark.parametrize("later", [[], [behind()]], ids=["unknown", "settled"])
+@pytest.mark.parametrize("by_id", [True, False])
+def test_blanks_at_the_end_of_a_completion_are_worth_nothing(later: list[Completion], by_id: bool) -> None:
+    """Nobody sees them: neither kept characters, nor time saved, nor reward grow by them."""
+    place = {} if by_id else {"completion_id": "", "prefix": BEGIN, "suffix": END}
+
+    def found(text: str) -> tuple[Any, ...]:
+        first = asked(text=text)
+        event = sent(first, "accepted", **place, shown="" if by_id else text)
+        rows = account([first, *later], [event], limits=LIMITS, until=NOW + 1000).classified.filter(id=first.id)
+        counts = rows.select("accepted_characters", "shown_characters", "tokens", kept=measures.KEPT, saved=measures.SAVED).row(0)
+        return (*counts, with_rewards(rows, Reward())["reward"][0])
+
+    accepted, shown, tokens, *others = found(TEXT + " " * 40)
+    assert (accepted, shown, tokens) == (8, 8, 8 + 40 + 1), "all tokens are trained on, to the end"
+    assert others == list(found(TEXT)[3:])
 
 
 def test_the_share_of_completed_code_counts_each_character_once() -> None:

@@ -74,6 +74,21 @@ def test_verdicts_that_the_texts_do_not_explain_give_no_chance() -> None:
     assert isinstance(found, str) and "no better than their mean: log loss 0.69" in found
 
 
+@pytest.mark.parametrize("name", ["user", "credential"])
+def test_who_judges_most_and_falsely_has_no_more_than_their_share_of_the_acceptance(name: str) -> None:
+    """A third of the verdicts, each the contrary of what its text deserves, ended the drawing for all."""
+    honest = [replace(one, credential=one.user) for one in places(120, users=30)]
+    false = [replace(place(n, n % 2 == 0), user=f"h{n % 40}", credential="h", accepted=n % 2 == 1) for n in range(120, 180)]
+    false = [replace(one, user="h") if name == "user" else one for one in false]
+    assert draw([*honest, *false], "7", sampler, GROUPS, REWARD).reason.startswith("the acceptance fitted on 180")
+    found = draw([*honest, *false], "7", sampler, GROUPS, REWARD, {"user": 0.05, name: 0.05})
+    rewards = [one.sample.reward for one in found.actions if one.place.startswith("r") and one.kind == "drawn"]
+    assert not found.reason and rewards[::2] == [pytest.approx(rewards[0], abs=0.1)] * len(rewards[::2])
+    assert min(rewards[::2]) > 0 > max(rewards[1::2]), "right beginnings pay, wrong texts cost"
+    few = {"user": 0.001}
+    assert draw(honest, "7", sampler, GROUPS, REWARD, few) == draw(honest, "7", sampler, GROUPS, REWARD), "too few to cap"
+
+
 def test_a_verdict_on_the_rest_of_a_line_is_compared_with_the_rest_of_the_settled_text() -> None:
     rest = [replace(p, shown=p.shown[8:], typed=8) if p.accepted else p for p in places()]
     alone = [replace(p, settled=p.settled[p.typed :], typed=0) for p in rest]

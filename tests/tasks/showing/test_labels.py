@@ -1,5 +1,6 @@
 """The labels of the estimate: what was kept of completions up to each token."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,22 @@ def test_a_near_miss_that_is_accepted_and_corrected_counts_by_what_stays_of_it()
         right, miss, wrong = (np.mean(found[part : part + 100]) for part in (0, 100, 200))
         assert right == pytest.approx(1.0, abs=0.1) and wrong == 0.0
         assert miss == pytest.approx(near * 18 / 24, abs=0.1), near  # 18 of 24 characters stay, blanks in proportion
+
+
+def judged(user: str, texts: tuple[str, str], verdict: bool) -> LabelledCompletion:
+    """A completion with the verdict of a user."""
+    row = answered(*texts, verdict)
+    assert row.compared
+    return replace(row, compared=replace(row.compared, judge={"user": user}))
+
+
+def test_one_judge_has_no_more_than_their_share_of_the_weights() -> None:
+    """A third of the verdicts are of one user, each the contrary of what its text deserves."""
+    team = [judged(f"u{number % 30}", texts, texts == RIGHT) for number in range(60) for texts in (RIGHT, WRONG)]
+    false = [judged("h", texts, texts != RIGHT) for _ in range(30) for texts in (RIGHT, WRONG)]
+    assert weighed([*team, *false]) == [*team, *false], "the verdicts predict no others, so that nothing is weighed by them"
+    right, wrong = (row.kept[-1] for row in weighed([*team, *false], {"user": 0.05})[:2])
+    assert right > 0.8 and wrong == 0.0
 
 
 def test_without_verdicts_a_text_is_kept_as_it_is_or_not_at_all() -> None:

@@ -21,18 +21,20 @@ from evals.studies.recipes.drift import Drift, own_share
 from evals.studies.recipes.gains import OUTCOMES, SHIPPED, Gain, against, difference, figures
 from evals.studies.recipes.policy import Policy
 from evals.studies.recipes.samples import RECIPES, Lesson, Recipe, matched, sampled_values, samples_of, tokens_shown
-from evals.studies.recipes.stream import Outcome, Request, Stream, open_stream
+from evals.studies.recipes.stream import Outcome, Request, Stream, open_stream, settle
 from evals.studies.showing.rules import CompletedPauses
 from infra import settings as configuration
 from infra.model.showing import Place
 from infra.records import Sample
 from infra.settings import Settings
+from infra.settings.schema import Hindsight
 from tasks.evaluation import positions
 from tasks.showing.fit import Unfitted
 from tasks.showing.labels import LabelledCompletion, labelled
 from tasks.trainer.job import Job
 from tasks.trainer.options import UpdateSettings
 from tasks.trainer.update.targets import taught_by
+from tests.tasks.labels.test_hindsight import BEGIN, END, accounted, asked, here, row
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +110,26 @@ def test_what_was_shown_is_taught_by_what_the_developer_did() -> None:
         **{"token_ids": (3,), "logprobs": None, "temperature": 0.1, "outcome": "rejected", "shown_characters": 3},
         **{"accepted_characters": 0, "kept_characters": None},
     }
-    unheard = replace(REQUEST, shown="abcdef", settled="abc")
+    unheard = replace(REQUEST, shown="abcdef", settled="abc", there="abc")
     assert not sampled_values(unheard, served) and sampled_values(unheard, both)["kept_characters"] is not None
     assert not sampled_values(replace(unheard, settled=None), both)
     nothing = replace(REQUEST, outcome="nothing", text="", ends=(0,), tokens=(9,), logprobs=(-0.1,), served=1)
     assert sampled_values(nothing, both)["token_ids"] == (9,) and not sampled_values(nothing, quiet)
+
+
+def test_what_is_kept_is_counted_as_in_a_cycle() -> None:
+    """An accepted block, in which somebody typed its first two characters and went on; and one that was undone."""
+    text, cursor = "foo(bar)\n    one = 1\n    two = 2", "foo(bar)\n    one"
+    first = replace(REQUEST, prefix=BEGIN, suffix=END, text=text, shown=text[2:], outcome="accepted")
+    within = replace(first, time=20.0, prefix=BEGIN + cursor, suffix=text.removeprefix(cursor) + END)
+    undone = replace(first, time=20.0)
+    for later, settled, typed, kept in ((within, "foo(bar)\n", 2, len(text) - 2), (undone, None, 0, 0)):
+        (found,) = settle([first, later], 1, Hindsight(), 24)
+        assert (found.settled, found.typed, found.kept) == (settled, typed, kept)
+        sent = here(prefix=BEGIN + text[:2], shown=text[2:])
+        requests = [asked(text=text), asked("d", 20, later.prefix.removeprefix(BEGIN), suffix=later.suffix)]
+        counted = row(accounted(requests, [sent]))
+        assert (counted["settled"], counted["typed_over"], counted["kept_characters"]) == (settled, typed, kept)
 
 
 @pytest.mark.parametrize(
