@@ -267,7 +267,7 @@ def expect_folders(settings: Settings) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             reason = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write it"
         except OSError as error:
-            reason = error.strerror
+            reason = error.strerror or str(error)
         if reason:
             variable = f"{settings_.PREFIX}SERVING__{name.upper()}"
             raise SystemExit(f"serving: serving.{name} = {folder}: {reason}; set {variable} to a folder that this user may write")
