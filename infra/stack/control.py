@@ -148,8 +148,7 @@ def restart(name: str, say: Callable[[str], None] = say_now) -> None:
         say(line)
     with _lock(state):
         with started.remember(state, given):
-            if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
-                supervisor.stop_part(name)
+            supervisor.stop_together([name])
             with Progress(say).step(name):
                 _start(supervisor, all_parts[name], READY_SECONDS)
         started.note(state, settings)
