@@ -259,11 +259,26 @@ async def serve(settings: Settings) -> None:
                 await asyncio.to_thread(traces.flush, min(FLUSH_SECONDS, drain.seconds_left - EXIT_SECONDS))
 
 
+def expect_folders(settings: Settings) -> None:
+    """Make the folders that the app writes into. Exits with the setting of one that cannot be written."""
+    for name in ("spool", "state"):
+        folder = settings_.path(getattr(settings.serving, name))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            reason = "" if os.access(folder, os.W_OK | os.X_OK) else "this user may not write it"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if reason:
+            variable = f"{settings_.PREFIX}SERVING__{name.upper()}"
+            raise SystemExit(f"serving: serving.{name} = {folder}: {reason}; set {variable} to a folder that this user may write")
+
+
 def main() -> int:
     argparse.ArgumentParser(prog="python -m serving", description="Serve completions and feedback until SIGTERM.").parse_args()
     os.umask(files.PRIVATE)
-    settings = settings_.load()
+    settings = settings_.load_for("serving")
     logs.configure(settings.serving.log_format)
+    expect_folders(settings)
     uvloop.run(serve(settings))
     return 0
 

@@ -109,8 +109,10 @@ def message_of(error: Exception) -> str:
     elif _refused(error, names):
         request = getattr(error, "_request", None)
         text = f"{request.url if request else 'a server'} refuses the password of the settings that this command reads"
-    elif "infra.settings.sources.SettingsError" in names and text.count("\n") == 1:
-        text = text.replace(":\n  ", ": ", 1)
+    elif "infra.settings.sources.SettingsError" in names:
+        from infra import settings
+
+        text = settings.in_line(text)
     if following := _of_the_machine(error):
         place = getattr(error, "filename", None)
         return f"{f'{place}: ' if place else ''}{getattr(error, 'strerror', text)}; {following}"

@@ -4,6 +4,7 @@ Reads config.json and the headers of the safetensors files, never their tensors.
 """
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -126,6 +127,13 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     for key in ("num_key_value_heads", "head_dim"):
         if config.get(key) is not None and (type(config[key]) is not int or config[key] <= 0):
             raise refuse(key, "a positive integer, or none")
+    for key, kind, words in (
+        ("layer_types", list, "a list"),
+        ("rope_parameters", dict, "an object"),
+        ("rope_scaling", dict, "an object"),
+    ):
+        if not isinstance(config.get(key) or kind(), kind):
+            raise refuse(key, f"{words}, or none")
     if not isinstance(config.get("rms_norm_eps"), float):
         raise refuse("rms_norm_eps", "a number such as 1e-06")
     if config.get("hidden_act", "silu") != "silu":
@@ -263,7 +271,10 @@ def _rope_theta(config: Mapping[str, Any], source: str) -> float:
             f"{source}: config.json: rope_type = {kind!r}, expected 'default': the trainer supports no stretched rotary "
             "embeddings; start from the base checkpoint without them"
         )
-    return float(rope.get("rope_theta", 10000.0))
+    theta = rope.get("rope_theta") or 10000.0
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise UnsupportedCheckpoint(f"{source}: config.json: rope_theta = {theta!r}, expected a number above 0, such as 10000.0")
+    return float(theta)
 
 
 def _in_words(names: tuple[str, ...]) -> str:

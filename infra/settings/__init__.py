@@ -74,6 +74,23 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, 
         raise SettingsError("\n".join([f"{gathered.file} and the environment ({PREFIX}...):", *lines])) from None
 
 
+def load_for(program: str) -> Settings:
+    """Return the settings of a program other than the command. Exits, with what is wrong with them, in the program's name."""
+    try:
+        return load()
+    except SettingsError as error:
+        text = in_line(str(error))
+        before = "\n  " if "\n" in text else "; "
+        raise SystemExit(
+            f"{program}: {text}{before}next: correct it in the file or the environment, then start it again"
+        ) from None
+
+
+def in_line(message: str) -> str:
+    """Return the message of a SettingsError, in one line where it names one setting."""
+    return message.replace(":\n  ", ": ", 1) if message.count("\n") == 1 else message
+
+
 def _origin(keys: Keys, origins: Mapping[Keys, str], file: Path) -> str:
     """Return the file or variable that gave a value; of a table, that of a value in it, or else the file that was loaded."""
     given = [origins[keys[:count]] for count in range(len(keys), 0, -1) if keys[:count] in origins]

@@ -10,10 +10,10 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from infra.settings import release
@@ -41,6 +41,7 @@ REMEMBERED = ", remembered by `tabloop up`"
 GENERATED = "generated"
 """Origin of a generated secret."""
 
+T = TypeVar("T")
 Keys = tuple[str | int, ...]
 """The keys of a value, from the outermost table on."""
 
@@ -126,13 +127,21 @@ def named(file: str) -> Path:
 
 def remembered(state: Path) -> StartedWith | None:
     """Return what the stack of a state directory was started with; None where none was started. Raises SettingsError."""
-    file = state / REMEMBERED_NAME
+    return written_by_up(state / REMEMBERED_NAME, lambda found: StartedWith(Path(found["file"]), dict(found["variables"])))
+
+
+def elsewhere(default: Path) -> Path | None:
+    """Return the state directory of a stack elsewhere, by the default one; None where none runs. Raises SettingsError."""
+    return written_by_up(default / ELSEWHERE_NAME, lambda found: Path(found["state"]))
+
+
+def written_by_up(file: Path, read: Callable[[Any], T]) -> T | None:
+    """Return what a file of the state directory holds in JSON; None where there is none. Raises SettingsError."""
     try:
-        found = json.loads(file.read_text())
-        return StartedWith(Path(found["file"]), dict(found["variables"]))
+        return read(json.loads(file.read_text()))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(
             f"{file}: expected what `tabloop up` wrote: {error}; remove it, then `tabloop up --settings FILE`"
         ) from None
@@ -143,10 +152,7 @@ def _state(environment: Mapping[str, str]) -> Path:
     if STATE_VARIABLE in environment:
         return path(Path(environment[STATE_VARIABLE]))
     default = path(Stack().state)
-    try:
-        return Path(json.loads((default / ELSEWHERE_NAME).read_text())["state"])
-    except FileNotFoundError:
-        return default
+    return elsewhere(default) or default
 
 
 def _read(file: Path, extended_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[Keys, str]]:

@@ -146,12 +146,12 @@ def restart(name: str, say: Callable[[str], None] = say_now) -> None:
     effect: Effect | None = "serving" if name == "serving" else None
     for line in started.check(state, settings, effect):
         say(line)
-    with started.remember(state, given):
-        if supervisor.states()[name].state in ("RUNNING", "STARTING", "BACKOFF"):
-            supervisor.stop_part(name)
-        with Progress(say).step(name):
-            _start(supervisor, all_parts[name], READY_SECONDS)
-    started.note(state, settings)
+    with _lock(state):
+        with started.remember(state, given):
+            supervisor.stop_together([name])
+            with Progress(say).step(name):
+                _start(supervisor, all_parts[name], READY_SECONDS)
+        started.note(state, settings)
 
 
 @dataclass(frozen=True)
@@ -328,14 +328,15 @@ def stopping(state: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _lock(state: Path) -> Iterator[None]:
-    """Allow one `up` at a time: two first ones would generate different secrets."""
+    """Allow one start of parts at a time: two first ones would generate different secrets."""
     state.mkdir(parents=True, exist_ok=True)
     with (state / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StackError(
-                f"another `tabloop up` is starting the stack in {state}; wait until it ends, then `tabloop status`"
+                f"another `tabloop up` or `tabloop restart` is starting parts of the stack in {state}; wait until it ends, then "
+                "`tabloop status`"
             ) from None
         yield
 

@@ -12,7 +12,15 @@ from infra import settings as settings_
 from infra.settings import Settings
 from infra.settings.in_force import Effect, effect_of, flat
 from infra.settings.schema import Stack
-from infra.settings.sources import ELSEWHERE_NAME, REMEMBERED_NAME, STATE_VARIABLE, StartedWith, remembered
+from infra.settings.sources import (
+    ELSEWHERE_NAME,
+    REMEMBERED_NAME,
+    STATE_VARIABLE,
+    StartedWith,
+    elsewhere,
+    remembered,
+    written_by_up,
+)
 from infra.stack import files
 
 SETTINGS_NAME = "settings.json"
@@ -37,11 +45,9 @@ class Change:
 
 
 def changes(state: Path, settings: Settings) -> list[Change]:
-    """Return how settings differ from those with which the parts of a state directory were started; none before a start."""
-    try:
-        before = flat(json.loads((state / SETTINGS_NAME).read_text()))
-    except FileNotFoundError:
-        return []
+    """Return how settings differ from those with which the parts of a state directory were started; none before a start. Raises
+    SettingsError."""
+    before = written_by_up(state / SETTINGS_NAME, flat) or {}
     after = flat(json.loads(settings_.dump(settings)))
     return [
         Change(key, before.get(key), value, effect_of(key))
@@ -101,9 +107,8 @@ def note(state: Path, settings: Settings) -> None:
 
 def stopped(state: Path) -> None:
     """Let commands mean the stack of the default state directory again, once one elsewhere is stopped."""
-    pointer = default_state() / ELSEWHERE_NAME
-    if pointer.exists() and Path(json.loads(pointer.read_text())["state"]) == state:
-        pointer.unlink()
+    if elsewhere(default_state()) == state:
+        (default_state() / ELSEWHERE_NAME).unlink()
 
 
 def default_state() -> Path:
@@ -116,10 +121,9 @@ def others(state: Path) -> Iterator[Path]:
     a state directory."""
     if STATE_VARIABLE in os.environ:
         return
-    pointer = default_state() / ELSEWHERE_NAME
     if state != default_state():
         yield default_state()
-    if pointer.exists() and (other := Path(json.loads(pointer.read_text())["state"])) != state:
+    if (other := elsewhere(default_state())) and other != state:
         yield other
 
 

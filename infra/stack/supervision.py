@@ -115,13 +115,8 @@ class Supervisor:
         with self._connection() as remote:
             remote.startProcess(part, False)
 
-    def stop_part(self, part: str) -> None:
-        """Stop a part with its process group, and wait until it has ended."""
-        with self._connection() as remote:
-            remote.stopProcess(part, True)
-
     def stop_together(self, parts: Iterable[str]) -> None:
-        """Stop parts at the same time, and wait until all have ended."""
+        """Stop parts with their process groups at the same time, and wait until all have ended."""
         names = [n for n, s in self.states().items() if n in set(parts) and s.state in ("RUNNING", "STARTING", "BACKOFF")]
         with contextlib.suppress(*UNREACHABLE), self._connection() as remote:  # without supervisord, nothing is left to ask
             for name in names:

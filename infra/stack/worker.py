@@ -23,10 +23,10 @@ def main(pool: str, kind: str, name: str, *options: str) -> None:
     """Run the worker until it is stopped."""
     try:
         if SAME_RELEASE in options:
-            refuse_others(settings_.load())
+            refuse_others(settings_.load_for("worker"))
             options = tuple(option for option in options if option != SAME_RELEASE)
         # A Kubernetes job outlives the worker that started it.
-        if kind == "process" and (ended := orchestration.end_dead_runs(settings_.load())):
+        if kind == "process" and (ended := orchestration.end_dead_runs(settings_.load_for("worker"))):
             print(f"worker: ended {ended} run(s) that died with the previous worker", flush=True)
     except httpx.HTTPError as error:
         raise SystemExit(f"worker: Prefect's server does not respond: {error}; supervisord starts the worker again") from None

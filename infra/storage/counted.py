@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 PREFIX = "counted/"
 HOUR, DAY = 3_600.0, 86_400.0
 Level = Literal["hour", "day"]
+BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+"""Errors of Polars on an object that is no Parquet as it was written; on some it panics."""
 LENGTHS: dict[Level, float] = {"hour": HOUR, "day": DAY}
 INPUTS = ".inputs.parquet"
 NAME = re.compile(r"/(?P<level>hour|day)/(?P<begin>\d{4}-\d\d-\d\dT\d\d)-(?P<number>\d{6})-(?P<digest>[0-9a-f]{16})\.parquet$")
@@ -200,7 +202,7 @@ def rows_of(store: ObjectStore, columns: Iterable[tuple[str, frozenset[str]]]) -
             rows = pl.read_parquet(io.BytesIO(store.get(key)), columns=["user", "project"])
         except KeyError:  # another run has removed it since the listing
             continue
-        except pl.exceptions.PolarsError:  # it cannot be read, so nobody knows whose requests it holds
+        except BROKEN:  # it cannot be read, so nobody knows whose requests it holds
             found[key] = 1
             continue
         if number := rows.filter(pl.any_horizontal(wanted)).height:
@@ -219,15 +221,17 @@ def made_from(store: ObjectStore, keys: Collection[str]) -> list[str]:
 
 
 def ended(store: ObjectStore, before: float) -> list[str]:
-    """Return the keys of the objects of hours and days that ended before a time."""
-    return [key for key in _requests(store) if span_of(key).end <= before]
+    """Return the keys of the objects of hours and days that ended before a time, also where a killed run has left the inputs
+    alone."""
+    keys = {f"{key.removesuffix(INPUTS).removesuffix('.parquet')}.parquet" for key in store.keys(PREFIX)}
+    return sorted(key for key in keys if NAME.search(key) and span_of(key).end <= before)
 
 
 def remove(store: ObjectStore, key: str) -> None:
     """Remove an object and its inputs, and first those in whose place it came, which would count again: the next read makes it
     again where it is needed."""
     for each in (*_replaced(store, span_of(key)), key):
-        store.delete(inputs_key(span_of(each)))  # first: `ended` finds requests alone, and not inputs
+        store.delete(inputs_key(span_of(each)))  # first: requests without inputs are made again
         store.delete(each)
 
 
@@ -266,7 +270,7 @@ def _table(store: ObjectStore, key: str) -> tuple[pl.DataFrame, dict[str, object
     try:
         about = _about(pl.read_parquet_metadata(io.BytesIO(body)))
         rows = pl.read_parquet(io.BytesIO(body))  # in a third of the time of Arrow's reader
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except BROKEN as error:
         raise Unusable(f"{store.uri(key)} cannot be read: {error}") from None
     if (release := about.get("release")) != RELEASE:
         raise Unusable(f"{store.uri(key)} is of release {release!r}, expected {RELEASE!r}")

@@ -96,7 +96,7 @@ def main(arguments: list[str], variables: Mapping[str, str]) -> int:
     parser.add_argument("--model", type=Path, help="checkpoint directory (Hugging Face layout)")
     parser.add_argument("--version", help="version label of --model")
     options = parser.parse_args(arguments)
-    settings = settings_.load()
+    settings = settings_.load_for("engine")
     check_arguments(settings.serving.engine_arguments)
     where = evaluation_address(settings) if options.evaluation else slot_address(settings, options.slot, options.member)
     where.check()

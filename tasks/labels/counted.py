@@ -25,6 +25,7 @@ from infra.storage import counted
 from infra.storage.counted import DAY, HOUR, Inputs, Level, Made, Span, Stored, Unusable
 from infra.storage.events.read import erased_subjects, own_rows
 from infra.storage.events.tables import schema
+from infra.storage.events.tombstones import ErasedSubjects
 from infra.storage.events.view import FetchedOnce
 from infra.storage.scope import COMMON
 from infra.storage.store import ObjectStore
@@ -88,11 +89,10 @@ def read_requests(
     sample = sample or Sample()
     reader = _Reader(FetchedOnce(COMMON.view(store)), begin, now, join_seconds, sample, join_all)
     found = (None if complete else reader.without_late()) or reader.complete()
-    erased = erased_subjects(store)
     rows = sample.again(found.requests).filter(
         pl.col("time") > begin,
         own_rows(store.scope),
-        *(~pl.col(name).is_in(pl.Series(sorted(names), dtype=pl.String).implode()) for name, names in erased.columns()),
+        ~_erased(erased_subjects(store)),
     )
     # Spans come in the order of time: most tests need neither a sort nor `unique`, which take most of the time here.
     once = rows if (rows["time"].diff().drop_nulls() > 0).all() else rows.sort("time", "id")
@@ -294,7 +294,11 @@ class Making:
             spans = [self.spans[hour] for hour in chunk]
             if len(chunk) < DAY / HOUR or any(span.level == "day" for span in spans):
                 continue
-            inputs = [counted.read_inputs(self.reader.store, span) for span in spans]
+            try:
+                inputs = [counted.read_inputs(self.reader.store, span) for span in spans]
+            except Unusable as error:  # an erasure has removed it meanwhile: the next read makes it again
+                log.warning("%s: the day is made later", error)
+                continue
             objects = pl.concat([each.objects for each in inputs]).sort("since", nulls_last=True, maintain_order=True)
             both = Inputs(
                 objects.unique(["kind", "key"], keep="first", maintain_order=True),
@@ -326,8 +330,16 @@ class Making:
 
     def _write(self, level: Level, begin: float, rows: pl.DataFrame, made: Made, instead: pl.DataFrame | None = None) -> None:
         span, stored = counted.write(self.reader.store, self.reader.join_seconds, level, begin, _plain(rows), made)
+        if not rows.filter(_erased(erased_subjects(self.reader.store))).is_empty():
+            counted.remove(self.reader.store, span.key)  # erased since they were labelled: the next read makes it again
         self.reader.keep(span, replace(stored, rows=rows), instead)
         self.spans |= dict.fromkeys(span.hours, span)
+
+
+def _erased(subjects: ErasedSubjects) -> pl.Expr:
+    """Return an expression that is true for the rows of erased subjects."""
+    names = (pl.col(name).is_in(pl.Series(sorted(erased), dtype=pl.String).implode()) for name, erased in subjects.columns())
+    return pl.any_horizontal(pl.lit(False), *names)
 
 
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,7 @@ import polars as pl
 from infra.storage.counted import EVENTS, HOUR, OBJECTS
 from infra.storage.events import segments
 from infra.storage.events.read import event_keys, fetch, recent_keys, times
+from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
 from tasks.labels.partitions import ID_COLUMNS, IMPRESSION, PENDING, id_frame
 
@@ -131,10 +132,7 @@ def scan(store: ObjectStore, listing: Listing, known: Collection[str], since: fl
     for kind in KINDS:
         pending: list[pl.DataFrame] = []
         seen = set(known)
-        for _, part in fetch(store, _unknown(listing.keys[kind], seen, by_folder), ("time", *ID_COLUMNS)):
-            if part.key in seen:
-                continue
-            seen.add(part.key)
+        for part in _segments(store, _unknown(listing.keys[kind], seen, by_folder), seen):
             when = times(part.table)
             first, last = (float(when.min()), float(when.max())) if len(when) else (np.inf, -np.inf)
             objects.append((kind, part.key, part.sha256, part.table.num_rows, first, last, since))
@@ -152,8 +150,21 @@ def scan(store: ObjectStore, listing: Listing, known: Collection[str], since: fl
     )
 
 
+def _segments(store: ObjectStore, keys: Sequence[str], seen: set[str]) -> Iterator[Segment]:
+    """Yield the segments of these objects that were not seen, each once.
+
+    Containers come first, since compaction may have removed by now what they hold.
+    """
+    for inside in (True, False):
+        holders = [key for key in keys if segments.is_container(key) == inside and key not in seen]
+        for _, part in fetch(store, holders, ("time", *ID_COLUMNS)):
+            if part.key not in seen:
+                seen.add(part.key)
+                yield part
+
+
 def _unknown(keys: Sequence[str], known: Collection[str], by_folder: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the objects that may hold a segment that is not known; containers first, since they hold most."""
+    """Return the objects that may hold a segment that is not known."""
     containers = [
         key
         for key in keys

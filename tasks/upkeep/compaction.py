@@ -6,20 +6,18 @@ removes the objects that an existing container holds. A reader that lists both r
 anywhere; the same segments make the same container under the same key.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from infra.storage.events import segments
-from infra.storage.events.read import is_shipped, parts_of
+from infra.storage.events.read import hour_of, is_shipped, parts_of
 from infra.storage.events.segments import Segment
 from infra.storage.store import ObjectStore
 from tasks.upkeep.forget import remove_brought_back
 
 HOUR = timedelta(hours=1)
-FOLDER = re.compile(r"/date=(?P<date>\d{4}-\d\d-\d\d)/hour=(?P<hour>\d\d)/[^/]+$")
 SMALL = 4
 """An object is small where this many of it fit into a container."""
 
@@ -54,15 +52,6 @@ class Compaction:
         done = "would be" if self.dry_run else "were"
         message = f"{sum(self.written.values())} objects {done} put into {len(self.written)} containers"
         return f"{message}, {len(self.removed)} that a container already held {done} removed"
-
-
-def hour_of(key: str) -> datetime | None:
-    """Return the hour in the name of an event object's folder; None for an object of another program."""
-    match = FOLDER.search(key)
-    try:
-        return datetime.fromisoformat(f"{match['date']}T{match['hour']}:00:00").replace(tzinfo=UTC) if match else None
-    except ValueError:
-        return None
 
 
 def folders(keys: Iterable[str], before: float) -> dict[str, list[str]]:

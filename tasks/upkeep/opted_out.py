@@ -5,11 +5,15 @@ keeps the text of an event that does not repeat the header. Such an event that n
 only a position is not, since the completion's own record has no position. Counted hours that were made from it are made again.
 """
 
+import math
+
 from infra.redaction.events import FEEDBACK_TEXTS
 from infra.storage import counted
 from infra.storage.events import segments
-from infra.storage.events.read import column, fetch, is_shipped, parts_of
+from infra.storage.events.read import column, is_shipped, parts_of
 from infra.storage.store import ObjectStore
+from tasks.labels.counted import EVERYTHING
+from tasks.labels.window import segments_after
 from tasks.upkeep.forget import remove_brought_back, remove_rows
 
 COMPLETIONS, FEEDBACK = "events/completions/", "events/feedback/"
@@ -37,7 +41,8 @@ def clean(store: ObjectStore, *, dry_run: bool) -> dict[str, int]:
 def _opted_out(store: ObjectStore) -> frozenset[str]:
     """Return the ids of the completions that are opted out."""
     names: set[str] = set()
-    for _, part in fetch(store, list(filter(is_shipped, store.keys(COMPLETIONS))), ("id", "opted_out")):
+    shipped = list(filter(is_shipped, store.keys(COMPLETIONS)))
+    for _, part in segments_after(store, shipped, EVERYTHING, -math.inf, ("id", "opted_out")):
         rows = zip(column(part.table, "id"), column(part.table, "opted_out"), strict=True)
         names.update(str(name) for name, opted_out in rows if opted_out is True)
     return frozenset(names)

@@ -16,6 +16,7 @@ from infra.registry.client import Registry
 from infra.settings import Settings
 from infra.storage import counted, cycles
 from infra.storage.events import tombstones
+from infra.storage.events.read import hour_of
 from infra.storage.scope import scopes_of
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.traffic import MAX_DAYS
@@ -23,7 +24,7 @@ from tasks.experiments.planning.plan import NEW
 from tasks.labels.window import WINDOW_SECONDS
 from tasks.upkeep import checkpoint_gc, opted_out
 from tasks.upkeep.checkpoint_gc import CHECKPOINTS, DAY, OPTIMIZERS, ExpiredUpload
-from tasks.upkeep.compaction import HOUR, hour_of
+from tasks.upkeep.compaction import HOUR
 from tasks.upkeep.forget import ROWS, Forgetting, sweep
 
 SLACK = 2 * DAY

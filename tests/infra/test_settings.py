@@ -443,3 +443,14 @@ def test_every_setting_has_a_description_and_an_effect() -> None:
     assert all(description(key) for key in found)
     assert {each.effect for each in found.values()} == {"next run", "serving", "stack"}
     assert set(EFFECTS) <= set(settings_.names(Settings)), "an entry for a setting that is gone"
+
+
+@pytest.mark.parametrize(("names", "end"), [(["PORT"], "; next: "), (["PORT", "FEEDBACK_PORT"], "\n  next: ")])
+def test_a_program_ends_with_what_is_wrong_and_the_next_step(names: list[str], end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in names:
+        monkeypatch.setenv(f"TABLOOP_SERVING__{name}", "x")
+    with pytest.raises(SystemExit) as ended:
+        settings_.load_for("serving")
+    text = str(ended.value)
+    assert text.startswith("serving: ") and text.endswith(f"{end}correct it in the file or the environment, then start it again")
+    assert text.count("\n") == (0 if len(names) == 1 else 3) and f"serving.{names[0].lower()} = 'x'" in text

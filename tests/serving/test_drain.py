@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from infra.records import Completion
-from infra.settings import PRODUCTION, ROOT, load
-from infra.settings.schema import Drain
+from infra.settings import PRODUCTION, ROOT, Settings, load
+from infra.settings.schema import Drain, Serving
 from infra.settings.serving import SHIP_SECONDS
 from infra.storage import spool_notes
 from infra.storage.store import ObjectStore
+from serving.__main__ import expect_folders
 from tests.serving.fakes import ENGINE_TOKEN, FakeEngine
 from tests.stack import Stack, free_ports
 
@@ -193,3 +194,16 @@ def test_a_grace_that_leaves_no_time_for_streams_is_refused() -> None:
 
 def test_production_ends_before_kubernetes_kills() -> None:
     assert load(PRODUCTION, {}).serving.drain.grace_seconds < 30, "terminationGracePeriodSeconds, unless it is set"
+
+
+@pytest.mark.parametrize("name", ["spool", "state"])
+def test_a_folder_that_cannot_be_written_is_named_with_its_setting(name: str, tmp_path: Path) -> None:
+    serving = Serving(spool=tmp_path / "spool", state=tmp_path / "state")
+    expect_folders(Settings(serving=serving))
+    assert (tmp_path / "spool").is_dir() and (tmp_path / "state").is_dir()
+    (tmp_path / "file").write_text("")
+    broken = serving.model_copy(update={name: tmp_path / "file/x"})
+    with pytest.raises(
+        SystemExit, match=rf"serving\.{name} = .*/file/x: Not a directory; set TABLOOP_SERVING__{name.upper()} to"
+    ):
+        expect_folders(Settings(serving=broken))

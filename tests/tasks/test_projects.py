@@ -347,6 +347,8 @@ def test_a_plan_says_which_projects_are_large_enough() -> None:
     closed = {**OWN, "api": {"own_champion": True}}
     serving = Serving.model_validate({"adapters": 8, "projects": closed, "terms": {"experiments": True}})
     loops = Loops(SETTINGS.model_copy(update={"collect": chosen, "experiment": experiment, "serving": serving}))
+    before = [completion("before", time=NOW - 14 * 86_400)]  # the team is no new one
+    loops.store.put_rows("events/completions/date=2027-01-01/hour=08/a.parquet", before)
     people = [(f"{n:032x}", project) for n in range(20) for project in ("web", "web", "docs")]
     loops.ship("a", [*people, *[(ADA, "api")] * 60])
     found = {size.project: size for size in outlook(loops.common.store, loops.common.settings, NOW + 3600, 7.0).projects}

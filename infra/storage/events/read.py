@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ READERS = 8
 """Objects that are downloaded at the same time."""
 MALFORMED = "malformed"
 """Quarantine reason of an invalid row: its lists differ in length, or a field is missing."""
+FOLDER = re.compile(r"/date=(?P<date>\d{4}-\d\d-\d\d)/hour=(?P<hour>\d\d)/[^/]+$")
 
 
 class UnreadableEvents(ValueError):
@@ -32,6 +34,21 @@ class UnreadableEvents(ValueError):
 def is_shipped(key: str) -> bool:
     """Return whether an object may hold events, by its name: other programs leave markers of folders, logs and copies."""
     return key.endswith(".parquet")
+
+
+def hour_of(key: str) -> datetime | None:
+    """Return the hour in the name of an event object's folder; None for an object of another program."""
+    match = FOLDER.search(key)
+    try:
+        return datetime.fromisoformat(f"{match['date']}T{match['hour']}:00:00").replace(tzinfo=UTC) if match else None
+    except ValueError:
+        return None
+
+
+def begun(store: ObjectStore, now: float) -> float:
+    """Return the first hour that has completions, in Unix seconds; `now` where there are none."""
+    hours = map(hour_of, store.keys("events/completions/"))
+    return next((hour.timestamp() for hour in hours if hour), now)
 
 
 def event_keys(store: ObjectStore, kind: str, since: float, now: float) -> list[str]:

@@ -11,12 +11,14 @@ from infra.records import Arm, Plan
 from infra.records.experiments import Design
 from infra.settings import Settings
 from infra.settings.schema import Experiment, Serving
+from infra.storage.events.read import begun
 from infra.storage.scope import COMMON
 from infra.storage.store import ObjectStore
 from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
 from tasks.labels import users
 from tasks.labels.counted import read_requests
+from tasks.labels.measures import MOST_PROJECTS
 from tasks.labels.pipeline import JoinAll
 from tasks.labels.sampled import Sample, share_of, within
 
@@ -40,7 +42,8 @@ class Traffic:
     share: float = 1.0
     """Share of the users who are in it, as in the longest test."""
     outside_tests: float = 0.0
-    """Requests a day that a cycle reads and no test counts: of users who take part in none."""
+    """Requests a day that a cycle reads and no test counts: of users who take part in none or have less history, and those that
+    explore."""
 
     @property
     def users(self) -> int:
@@ -83,8 +86,14 @@ def recent(
     Where the longest test would hold more than `collect.most_requests`, they are those of the users whom it would count.
     `join_all` as in read_requests.
     """
+    days = days_known(store, now, days)
     rows, share = _read(store, resolved, plan, now, days, join_all)
     return _traffic(_with_part(rows, resolved.serving), share, resolved, plan, now, days)
+
+
+def days_known(store: ObjectStore, now: float, days: float) -> float:
+    """Return the days that traffic is read from: whole days since a new team's first request, since nights have few."""
+    return min(days, max(math.ceil((now - begun(store, now)) / DAY), 1))
 
 
 def _with_part(rows: pl.DataFrame, serving: Serving) -> pl.DataFrame:
@@ -96,8 +105,12 @@ def _with_part(rows: pl.DataFrame, serving: Serving) -> pl.DataFrame:
 
 
 def by_project(store: ObjectStore, resolved: Settings, plan: Plan, now: float, days: float = 7.0) -> dict[str, Traffic]:
-    """Return the same for each project, whichever loop reads it, as if all of its people took part."""
+    """Return the same for each of the MOST_PROJECTS largest projects, and those that the settings name, whichever loop reads it,
+    as if all of its people took part: clients may make up any number of names."""
+    days = days_known(store, now, days)
     rows, share = _read(COMMON.view(store), resolved, plan, now, days, None)
+    largest = rows.group_by("project").len().sort("len", "project", descending=[True, False])["project"].head(MOST_PROJECTS)
+    rows = rows.filter(pl.col("project").is_in([*largest, *resolved.serving.projects]))
     parts = rows.with_columns(takes_part=pl.lit(True)).partition_by("project", as_dict=True)
     return {str(key[0]): _traffic(part, share, resolved, plan, now, days) for key, part in parts.items()}
 
@@ -116,10 +129,10 @@ def _read(
 def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, now: float, days: float) -> Traffic:
     """Return the traffic of requests, without users who have less history than a test asks for."""
     settings, begin, until = resolved.experiment, now - days * DAY, now - resolved.collect.settle_seconds
-    rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), ~pl.col("exploring"), pl.col("time").is_between(begin, until))
+    rows = rows.filter(~pl.col("opted_out"), ~pl.col("pinned"), pl.col("time").is_between(begin, until))
+    read, rows = rows.height, rows.filter(~pl.col("exploring"))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
-    rows = rows.filter(pl.len().over("user") >= settings.min_history_requests).with_columns(served=pl.lit(True))
-    outside_tests, rows = rows.filter(~pl.col("takes_part")).height / max(days, 1e-9), rows.filter("takes_part")
+    rows = rows.filter(pl.len().over("user") >= settings.min_history_requests, "takes_part").with_columns(served=pl.lit(True))
     who = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user")
     named = who.agg(pl.col("named").any(), crowd=pl.col("member").n_unique() > 1).sort("user")
     block = ((pl.col("time") - begin) // settings.block_seconds).cast(pl.Int64)
@@ -131,7 +144,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     tables = {name: np.zeros((named.height, math.ceil(days * DAY / settings.block_seconds))) for name in SUMS}
     for name in SUMS:
         tables[name][at] = sums[name].to_numpy()
-    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share, outside_tests)
+    return Traffic(tables, named["named"].to_numpy(), named["crowd"].to_numpy(), days, share, (read - rows.height) / days)
 
 
 def longest_days(settings: Experiment, plan: Plan) -> float:

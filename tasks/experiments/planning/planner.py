@@ -359,7 +359,7 @@ def page(found: Sequence[Prospect], traffic: Traffic, plan: Plan, proposal: Prop
     """Return the prospects and the proposal as text."""
     lines = [
         f"{traffic.users} users with a history, {traffic.per_day:.0f} requests a day in "
-        f"{traffic.days:g} days{sampled(traffic.share)}, acceptance {traffic.mean('accepted', 'shown'):.1%}; "
+        f"{duration(traffic.days * DAY)}{sampled(traffic.share)}, acceptance {traffic.mean('accepted', 'shown'):.1%}; "
         f"level {plan.alpha:g}, mode {plan.mode}"
     ]
     for prospect in found:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from infra.settings import Settings
 from tasks.experiments.counting.traffic import Traffic
 from tasks.experiments.planning import few
+from tasks.labels.measures import MOST_PROJECTS
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def page(found: Sequence[ProjectSize]) -> str:
     """Return the sizes as text, a line each; empty where there is one project, which has no champion of its own."""
     if len(found) < 2 and not any(size.own_champion for size in found):
         return ""
-    return "\n".join(["Projects (serving.projects.NAME.own_champion):", *(f"  {size}" for size in found)])
+    largest = ", the largest and those of the settings" if len(found) >= MOST_PROJECTS else ""
+    return "\n".join([f"Projects{largest} (serving.projects.NAME.own_champion):", *(f"  {size}" for size in found)])
 
 
 def _lacks(project: str, traffic: Traffic, settings: Settings, now: float) -> Iterator[str]:

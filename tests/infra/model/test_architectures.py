@@ -83,6 +83,10 @@ def test_the_shipped_base_model_passes_in_under_a_second():
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3, expected a divisor of num_attention_heads = 4"),
         ({"hidden_size": "64"}, "hidden_size = '64', expected a positive integer"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type = 'llama3', expected 'default'"),
+        ({"layer_types": 3}, "layer_types = 3, expected a list, or none"),
+        ({"rope_parameters": "default"}, "rope_parameters = 'default', expected an object, or none"),
+        ({"rope_parameters": None, "rope_scaling": True}, "rope_scaling = True, expected an object, or none"),
+        ({"rope_parameters": None, "rope_theta": "1e4"}, "rope_theta = '1e4', expected a number above 0"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .*expected none"),
     ],
 )

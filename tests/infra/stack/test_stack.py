@@ -44,9 +44,19 @@ def test_of_two_first_starts_at_once_one_alone_generates_secrets(tmp_path: Path,
     monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
     with (tmp_path / "up.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(control.StackError, match="another `tabloop up` is starting the stack"):
+        with pytest.raises(control.StackError, match="another `tabloop up` or `tabloop restart` is starting parts of the stack"):
             control.up()
     assert [file.name for file in tmp_path.iterdir()] == ["up.lock"]
+
+
+def test_a_part_restarts_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second stopped the part that the first was starting, and both ended with an error of supervisord."""
+    monkeypatch.setenv("TABLOOP_STACK__STATE", str(tmp_path))
+    monkeypatch.setattr(Supervisor, "running", lambda _: True)
+    with (tmp_path / "up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(control.StackError, match="or `tabloop restart` is starting parts of the stack"):
+            control.restart("serving")
 
 
 def test_secrets_of_an_earlier_release_are_kept_and_completed(tmp_path: Path) -> None:

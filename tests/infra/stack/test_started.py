@@ -51,6 +51,19 @@ def test_a_remembered_variable_that_this_release_refuses_is_named_with_what_forg
     assert load(None, {**other, "TABLOOP_SETTINGS": "team"}).train.epochs == 2
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"train": 3}', "\xff"])
+def test_a_file_of_the_state_directory_that_was_edited_is_named_with_what_to_do(text: str, tmp_path: Path) -> None:
+    start(tmp_path)
+    for name in (started.SETTINGS_NAME, "started_with.json"):
+        (tmp_path / name).write_text(text, encoding="latin-1")
+    settings = load(None, given(tmp_path))
+    expected = f"{tmp_path}/{{}}: expected what `tabloop up` wrote: .*; remove it, then `tabloop up --settings FILE`"
+    with pytest.raises(SettingsError, match=expected.format("settings.json")):
+        started.check(tmp_path, settings)
+    with pytest.raises(SettingsError, match=expected.format("started_with.json")):
+        load(None, {"TABLOOP_STACK__STATE": str(tmp_path)})
+
+
 def test_a_changed_setting_of_the_flows_needs_no_restart(tmp_path: Path) -> None:
     start(tmp_path)
     changed = load(None, given(tmp_path, TRAIN__EPOCHS="5", EXPERIMENT__ALPHA="0.1"))

@@ -3,6 +3,7 @@
 import math
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Literal
 
 import pytest
@@ -11,10 +12,12 @@ from evals.bench.experiments.simulate import World, simulate
 from evals.bench.experiments.tests import ROWS, WORLDS, Case, proposed, traffic_of
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Serving, Terms
-from tasks.experiments.counting.traffic import DAY, recent
+from tasks.experiments.counting.traffic import DAY, by_project, recent
 from tasks.experiments.planning.few import too_few
 from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.planning.planner import errors_of, obstacle_of, page, plan_test, propose, prospects
+from tasks.experiments.planning.projects import page as projects_page
+from tasks.experiments.planning.projects import sizes
 from tasks.experiments.planning.report import NothingToPlan, outlook
 from tests.tasks.made import NOW, MemoryStore, completion, feedback
 
@@ -23,6 +26,8 @@ ALL = Serving(terms=Terms(experiments=True))
 SETTINGS = Experiment()
 PLAN = make_plan(SETTINGS, Collect())
 TWENTY = WORLDS["twenty"]
+BEFORE = "events/completions/date=2027-01-01/hour=08/a.parquet"
+"""An object of a team that began before the last week."""
 WEEK = traffic_of(TWENTY, 7.0)
 
 
@@ -163,6 +168,7 @@ def test_requests_of_people_who_take_part_in_no_test_are_not_planned_for_but_fil
     served = [completion(f"{n}", user=user, project=project, prefix=f"x{n}") for n, (user, project) in enumerate(who)]
     served = [row.model_copy(update={"time": NOW - 400}) for row in served]
     store, experiment = MemoryStore(), Experiment(min_history_requests=0, mode="non_inferiority", min_users=2, min_requests=1)
+    store.put_rows(BEFORE, [completion("old", time=NOW - 14 * DAY)])
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", served)
     answers = [feedback(row.id, user=row.user, project=row.project, prefix=row.prefix, time=NOW - 399) for row in served]
     store.put_rows("events/feedback/date=2027-01-15/hour=08/a.parquet", answers)
@@ -177,6 +183,56 @@ def test_requests_of_people_who_take_part_in_no_test_are_not_planned_for_but_fil
         outlook(store, nobody, NOW, 7.0)
     with pytest.raises(NothingToPlan, match=r"with an answer; `tabloop status` shows whether"):
         outlook(store, nobody, NOW, 28.0)
+
+
+def test_the_rate_of_a_new_team_is_that_of_its_days_so_far() -> None:
+    """Its first requests were spread over seven days: 100 a day were too few for a cycle that 500 a week fill."""
+    store, settings = MemoryStore(), Settings(experiment=Experiment(min_history_requests=0), serving=ALL)
+    served = [completion(f"{n}", prefix=f"x{n}", time=NOW - 600 - 720 * n) for n in range(200)]  # 40 hours
+    hours = {row.time // 3600 for row in served}
+    for hour in hours:
+        own = [row for row in served if row.time // 3600 == hour]
+        store.put_rows(f"events/completions/{datetime.fromtimestamp(hour * 3600, UTC):date=%Y-%m-%d/hour=%H}/a.parquet", own)
+    assert [(each.days, each.per_day) for each in (recent(store, settings, PLAN, NOW, days) for days in (28.0, 1.0))] == [
+        (2.0, 100.0),
+        (1.0, 120.0),
+    ]
+    (alone,) = by_project(store, settings, PLAN, NOW).values()
+    assert (alone.days, alone.per_day) == (2.0, 100.0)
+    assert "100 requests a day in 48 h, acceptance" in page((), alone, PLAN, propose(alone, settings.experiment, Collect()))
+    asked = settings.model_copy(update={"collect": Collect(min_samples=500)})
+    assert "cycle" not in [each.what for each in too_few(recent(store, asked, PLAN, NOW), asked, NOW)]
+    store.put_rows(BEFORE, [completion("old", time=NOW - 14 * DAY)])
+    known = recent(store, asked, PLAN, NOW)
+    assert known.days == 7.0 and next(each.reason[:16] for each in too_few(known, asked, NOW)) == "29 samples a day"
+
+
+def test_projects_with_made_up_names_are_not_all_planned_for() -> None:
+    store, serving = MemoryStore(), Serving.model_validate({"projects": {"small": {}}, "terms": {"experiments": True}})
+    names = ["small", *(f"p{n % 50:02}" for n in range(150)), *["large"] * 4]
+    served = [completion(f"{n}", prefix=f"x{n}", project=name, time=NOW - 700) for n, name in enumerate(names)]
+    store.put_rows("events/completions/date=2027-01-15/hour=07/a.parquet", served)
+    settings = Settings(experiment=Experiment(min_history_requests=0), serving=serving)
+    found = by_project(store, settings, PLAN, NOW)
+    assert set(found) == {"large", *(f"p{n:02}" for n in range(19)), "small"}
+    assert "Projects, the largest and those of the settings (serving" in projects_page(sizes(found, settings, NOW))
+
+
+def test_requests_of_users_without_a_history_and_those_that_explore_fill_a_cycle() -> None:
+    """Sixty users with ten requests a week each were `0 samples a day`, and no cycle would ever begin."""
+    store, settings = MemoryStore(), Settings(serving=ALL, collect=Collect(min_samples=500))
+    who = [(f"u{n % 60}", n >= 480) for n in range(600)]
+    served = [
+        completion(f"{n}", user=user, prefix=f"x{n}", time=NOW - 700 + n / 10, exploring=explores)
+        for n, (user, explores) in enumerate(who)
+    ]
+    store.put_rows(BEFORE, [completion("old", time=NOW - 14 * DAY)])
+    store.put_rows("events/completions/date=2027-01-15/hour=07/a.parquet", served)
+    traffic = recent(store, settings, PLAN, NOW)
+    assert (traffic.users, traffic.outside_tests) == (0, 600 / 7)
+    assert "cycle" not in [each.what for each in too_few(traffic, settings, NOW)]
+    more = settings.model_copy(update={"collect": Collect(min_samples=601)})
+    assert "86 samples a day" in too_few(traffic, more, NOW)[0].reason
 
 
 def test_without_any_request_the_plan_says_that_there_is_nothing_to_plan_from() -> None:

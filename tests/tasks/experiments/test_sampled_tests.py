@@ -98,6 +98,7 @@ def test_a_plan_takes_the_users_whom_its_longest_test_can_hold_and_the_last_cycl
     store = MemoryStore()
     served = [completion(f"{n}", user=NAMES[n % 200], prefix=f"x{n}", time=NOW - 500 + n) for n in range(400)]
     answers = [feedback(f"f{row.id}", user=row.user, prefix=row.prefix, time=row.time + 2) for row in served]
+    store.put_rows("events/completions/date=2027-01-01/hour=07/a.parquet", [completion("old", time=NOW - 14 * 86_400)])
     store.put_rows("events/completions/date=2027-01-15/hour=07/a.parquet", served)
     store.put_rows("events/feedback/date=2027-01-15/hour=07/a.parquet", answers)
     all_take_part = Settings(experiment=Experiment(min_history_requests=1), serving=Serving(terms=Terms(experiments=True)))

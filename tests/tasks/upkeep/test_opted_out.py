@@ -1,9 +1,12 @@
 """Text that another replica kept of a request that is opted out is not trained on, and retention removes it."""
 
+from collections.abc import Iterator
+
 from infra.records import Feedback
 from infra.redaction.events import without_text
 from infra.storage.store import from_parquet, to_parquet
 from tasks.upkeep import opted_out
+from tasks.upkeep.compaction import Limits, compact
 from tasks.upkeep.forget import forget, request
 from tests.tasks import rows
 from tests.tasks.labels.test_accounting import account
@@ -61,3 +64,24 @@ def test_an_erasure_meanwhile_leaves_no_row_of_its_user() -> None:
 def test_it_labels_nothing() -> None:
     accounting = account([HIDDEN], [KEPT])
     assert accounting.buckets["opted_out"] == 1 and accounting.samples.is_empty()
+
+
+def test_a_completion_that_compaction_removes_after_it_was_listed_is_read_in_its_container() -> None:
+    class CompactedMeanwhile(MemoryStore):
+        listed = False
+
+        def keys(self, prefix: str) -> Iterator[str]:
+            found = list(super().keys(prefix))
+            if prefix == opted_out.COMPLETIONS and not self.listed:
+                self.listed = True
+                compact(self, NOW + 7_300, Limits(least=2), dry_run=False)
+            return iter(found)
+
+    store = CompactedMeanwhile()
+    for name, row in (("a", HIDDEN), ("b", completion("c"))):
+        rows.put(store, [row], [KEPT] if name == "a" else [], name=name)
+    store.listed = True
+    compact(store, NOW + 7_300, Limits(least=2), dry_run=False)
+    store.listed = False
+    assert list(opted_out.clean(store, dry_run=False).values()) == [1]
+    assert store.listed and len(list(store.keys(opted_out.COMPLETIONS))) == 1
