@@ -41,7 +41,7 @@ class Recipe(Section):
     """Learning rate after a warm-up of two steps."""
     final_rate: float = Field(1.0, ge=0, le=1)
     """Share of the learning rate that remains at the last step, reached linearly; 1: no decay."""
-    epochs: float = Field(2, ge=1)
+    epochs: int | float = Field(2, ge=1)
     """Passes over a cycle's samples. A last pass of a part, such as the 0.5 of 1.5, takes that share of the written texts: those
     that moved the weights most in the pass before. Places with drawn or served actions are in every pass."""
     minibatch: int = Field(256, ge=1)
