@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from infra.settings import DEMO, FILE_VARIABLE
+from infra.settings import DEMO, FILE_VARIABLE, ROOT
 from infra.storage.store import ObjectStore
 from tests import stack as stack_
 from tests.marks import add_long_option, choose_long_or_others, let_stack_tests_warn, rerun_timing_tests
@@ -27,6 +27,8 @@ os.environ.setdefault(FILE_VARIABLE, str(DEMO))  # and not what a stack of this 
 # Hundreds of child processes import the same modules: each would compile them anew where the environment asks for no bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Every HTTP client would read the 140 authorities of the system, for 20 ms; no test meets a certificate of any.
+os.environ["SSL_CERT_FILE"] = str(ROOT / "tests/data/authority.pem")
 
 START_SECONDS = 240
 
