@@ -1,5 +1,6 @@
 """Fixtures of all tests: the real stack or a part of it, started on first use."""
 
+import atexit
 import gc
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from infra.settings import DEMO, FILE_VARIABLE
+from infra.settings import DEMO, FILE_VARIABLE, ROOT
 from infra.storage.store import ObjectStore
 from tests import stack as stack_
 from tests.marks import add_long_option, choose_long_or_others, let_stack_tests_warn, rerun_timing_tests
@@ -27,6 +28,11 @@ os.environ.setdefault(FILE_VARIABLE, str(DEMO))  # and not what a stack of this 
 # Hundreds of child processes import the same modules: each would compile them anew where the environment asks for no bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Every HTTP client would read the 140 authorities of the system, for 20 ms; no test meets a certificate of any.
+os.environ["SSL_CERT_FILE"] = str(ROOT / "tests/data/authority.pem")
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if IS_WORKER:  # Python's end would look for garbage in all that is imported, for six seconds, and free what the system frees
+    atexit.register(os._exit, 0)
 
 START_SECONDS = 240
 
@@ -88,8 +94,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_unconfigure() -> None:
-    """Let Python's end find what it looks for."""
-    gc.unfreeze()
+    """Let Python's end find what it looks for, where it comes to that."""
+    if not IS_WORKER:
+        gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

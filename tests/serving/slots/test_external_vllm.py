@@ -1,4 +1,5 @@
-"""vLLM's own server in a slot: exact log-probabilities, and swaps of weights through its endpoints with our worker extension."""
+"""vLLM's own server in a slot, with models of Qwen3: exact log-probabilities, and swaps of weights through its endpoints with our
+worker extension."""
 
 import asyncio
 import sys
@@ -7,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="an engine's metrics 
 BASE = settings_.ROOT / "infra" / "base_model"
 TEMPERATURE = 0.8
 PROMPT = [3, *range(20, 60), 1, *range(100, 160), 2]
+MODEL: dict[str, Any] = {"tokenizer": BASE, "family": "qwen3", "head_dim": 64, "tie_word_embeddings": False}
+"""Another architecture than that of the shared engine of ../engine/test_engine.py."""
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"),
     *("--block-size", "32", "--kv-cache-memory-bytes", str(1 << 26), "--enforce-eager", "--api-key", "their-secret"),
@@ -44,7 +48,7 @@ class VLLMServer:
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
     directory = tmp_path_factory.mktemp("theirs")
-    models = {version: tiny_models.write_model(directory / version, int(version), tokenizer=BASE) for version in ("1", "2")}
+    models = {version: tiny_models.write_model(directory / version, int(version), **MODEL) for version in ("1", "2")}
     url = processes.free_url()
     host, port = url.removeprefix("http://").split(":")
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(models["1"])]
@@ -113,7 +117,7 @@ async def test_a_completion_during_a_swap_reports_both_versions(vllm_server: VLL
 async def test_a_checkpoint_that_does_not_fit_is_refused(
     vllm_server: VLLMServer, external_engine: ExternalEngine, tmp_path: Path
 ) -> None:
-    wide = tiny_models.write_model(tmp_path / "wide", 3, hidden=64, tokenizer=BASE)
+    wide = tiny_models.write_model(tmp_path / "wide", 3, hidden=64, **MODEL)
     with pytest.raises(SwapRefused, match=r"config.json differs.*hidden_size"):
         await external_engine.swap(str(wide), "3")
     assert (await external_engine.health()).version == "1" and max_logprob_error(

@@ -67,7 +67,7 @@ def deliveries(draw: st.DrawFn) -> list[tuple[int, str, list[Any]]]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=17, deadline=None)
 @given(deliveries(), st.lists(st.booleans(), min_size=len(LOOKS), max_size=len(LOOKS)))
 def test_any_partition_order_and_delivery_gives_the_requests_of_one_join(arriving, complete: list[bool]) -> None:
     store = MemoryStore()
