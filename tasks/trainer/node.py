@@ -54,7 +54,7 @@ def take_part(folder: Path, update: nodes.Update, settings: Train, name: str) ->
 def main() -> None:
     """Take part in one update after the other."""
     os.umask(files.PRIVATE)
-    settings = configuration.load().train
+    settings = configuration.load_for("node").train
     if settings.nodes == 1:
         sys.exit("node: train.nodes = 1, expected at least 2, with train.rendezvous: the flow's machine trains alone")
     folder, name = configuration.path(settings.folder), f"{socket.gethostname()}-{os.getpid()}"
