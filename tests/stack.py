@@ -27,6 +27,7 @@ SMALL_CYCLES = {
     "TABLOOP_TRAIN__GROUPS__PLACES": "24",
     # Float32 on both sides, since tests compare the trainer's log-probabilities with the server's.
     "TABLOOP_TRAIN__PRECISION": "float32",
+    "TABLOOP_SERVING__ENGINE_ARGUMENTS__DTYPE": "float32",
 }
 """Settings of cycles that take few labels, and compare the trainer with the engines."""
 

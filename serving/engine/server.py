@@ -21,7 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from infra.http.listening import to_listen
 from infra.http.web import own_names
 from infra.model.batches import Batch, BatchResult
-from infra.model.processor import faster_in_bf16, processor
+from infra.model.processor import with_dtype
 from serving.engine.adapters import AdapterEngine
 from serving.engine.checkpoints import Checkpoints
 from serving.engine.endpoints import Busy, Endpoints
@@ -40,8 +40,6 @@ REQUIRED_ARGUMENTS: dict[str, Any] = {
     "worker_extension_cls": "serving.engine.worker.SwapWorker",
 }
 """Arguments that the app relies on; they override serving.engine_arguments."""
-FASTEST = "fastest"
-"""Data type of serving.engine_arguments that stands for the faster one on this machine, as in train.precision."""
 
 
 class VLLMEngine:
@@ -146,12 +144,16 @@ def build_llm(arguments: Mapping[str, Any], model: str, adapters: int = 0) -> As
     Args:
         adapters: most versions that it holds at once beside its base, as adapters; 0: it holds none.
     """
-    options = {"disable_log_stats": True, "seed": secrets.randbits(32), **arguments, **REQUIRED_ARGUMENTS, "model": model}
+    options = {
+        "disable_log_stats": True,
+        "seed": secrets.randbits(32),
+        **with_dtype(arguments),
+        **REQUIRED_ARGUMENTS,
+        "model": model,
+    }
     if adapters:
         options |= {"enable_lora": True, "max_loras": adapters + 2, "max_cpu_loras": adapters + 2}  # the base, and one that goes
     quiet = options.pop("disable_log_stats")
-    if options.get("dtype") == FASTEST:
-        options["dtype"] = "float32" if current_platform.is_cpu() and not faster_in_bf16(processor()) else "bfloat16"
     if current_platform.is_cpu():
         _import_model(Path(model))
     else:

@@ -15,6 +15,7 @@ import aiohttp
 from evals.bench.rigs.servers import Server, answers, free_ports, is_listening, until
 from evals.bench.streams import stream_completion
 from infra import settings as configuration
+from infra.model.processor import with_dtype
 from infra.settings import Settings
 from infra.storage.store import ObjectStore
 from serving.engine.__main__ import environment
@@ -70,7 +71,8 @@ async def plain_vllm(settings: Settings, http: aiohttp.ClientSession) -> AsyncIt
     Raises ServerError where the server does not start.
     """
     (port,) = free_ports(1)
-    given = {name: value for name, value in settings.serving.engine_arguments.items() if value is not False}  # not switched off
+    arguments = with_dtype(settings.serving.engine_arguments)
+    given = {name: value for name, value in arguments.items() if value is not False}  # not switched off
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in given.items()]
     model = ("--model", str(configuration.path(settings.model.base)), "--served-model-name", "plain")
     log = configuration.path(settings.stack.state) / "logs" / "plain-vllm.log"
