@@ -22,6 +22,8 @@ from evals.demo.comparison import changes
 from evals.developers import Address, Counts, Decision, Pin, Quirks, RunSettings, code_from, measure, run
 from evals.developers.live_session import Pacer
 from evals.developers.protocol import OPTIONS, STOPS, Impression, event_body, prompt
+from evals.developers.runs import Workplace
+from evals.developers.schedule import Schedule
 from infra.cli import main
 from infra.cli.measure import developers
 from infra.model import fim
@@ -461,3 +463,12 @@ async def test_turns_are_spaced_by_the_rate() -> None:
     pace, started_at = Pacer(None, None, lambda: 50.0, None), time.monotonic()
     await asyncio.gather(*(pace() for _ in range(20)))
     assert time.monotonic() - started_at >= 20 / 50
+
+
+async def test_a_free_file_is_written_however_many_sessions_wait_for_a_long_one() -> None:
+    schedule = Schedule(3, 0, CODE)
+    long = schedule.session(0)
+    other = next(one for number in range(1, 100) if (one := schedule.session(number)).source.name != long.source.name)
+    workplace = Workplace(iter([long] * 2000 + [other]))
+    async with workplace.session() as (first, _), asyncio.timeout(5), workplace.session() as (second, _):
+        assert (first.source.name, second.source.name) == (long.source.name, other.source.name)
