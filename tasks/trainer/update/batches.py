@@ -155,6 +155,26 @@ def rows_of(samples: Sequence[Sample], indices: Sequence[int], settled: bool) ->
     return [tuple(row) for row in rows.values()]
 
 
+def shares_of(samples: Sequence[Sample], step: Sequence[Sequence[int]], ranks: int, settled: bool) -> list[list[Sequence[int]]]:
+    """Return the places of each data-parallel rank: the longest first, each for the rank with the fewest tokens so far.
+
+    A step takes as long as its slowest rank (Graham 1969, "Bounds on multiprocessing timing anomalies", longest processing time
+    first).
+
+    Args:
+        step: indices of the samples of each place of a step.
+        settled: whether settled texts are completions.
+    """
+    shares: list[list[Sequence[int]]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    lengths = [sum(_length(samples, row) for row in rows_of(samples, place, settled)) for place in step]
+    for number in sorted(range(len(step)), key=lambda number: -lengths[number]):
+        least = tokens.index(min(tokens))
+        shares[least].append(step[number])
+        tokens[least] += lengths[number]
+    return shares
+
+
 def micro_batches(
     samples: Sequence[Sample],
     indices: Sequence[int],

@@ -41,6 +41,7 @@ from tasks.trainer.update.batches import (
     minibatches,
     places_of,
     rows_of,
+    shares_of,
     size_of,
 )
 from tasks.trainer.update.logit_scale import LogitScale
@@ -145,7 +146,7 @@ def update(
         return safety.empty_refusal([rows[i] for place in step for i in place], len(step), ranks)
 
     def accumulated(rows: Sequence[Sample], step: Sequence[Sequence[int]]) -> reports.Totals:
-        own = [i for place in step[rank::ranks] for i in place]
+        own = [i for place in shares_of(rows, step, ranks, settled)[rank] for i in place]
         most = job.micro_batch_tokens, policies, context, settled, job.micro_batch_positions
         batches = micro_batches(rows, own, *most)
         if batches and not rank:

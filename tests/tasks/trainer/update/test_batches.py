@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.trainer.model.padding import TOKEN_MULTIPLE
-from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches
+from tasks.trainer.update.batches import FixedPolicies, micro_batches, minibatches, shares_of
 from tests.tasks.made import sample
 from tests.tasks.trainer.update.made import GOOD
 
@@ -154,3 +154,14 @@ def test_each_row_of_settled_text_has_the_ceiling_of_its_sample():
     assert batch.settled_ceilings.tolist() == [ceilings[n] for n in by_length]
     (unbounded,) = micro_batches(rows, range(7), 1_000, settled=True)
     assert unbounded.settled_ceilings.isposinf().all()
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 4))
+def test_the_ranks_of_a_step_have_about_as_many_tokens(lengths, ranks):
+    samples = [GOOD.model_copy(update={"prompt_token_ids": tuple(range(length))}) for length in lengths]
+    step = [(i,) for i in range(len(samples))]
+    shares = shares_of(samples, step, ranks, settled=False)
+    assert sorted(place for share in shares for place in share) == step
+    assert all(shares) or len(step) < ranks
+    tokens = [sum(lengths[i] + len(GOOD.token_ids) for (i,) in share) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths) + len(GOOD.token_ids)
