@@ -26,6 +26,7 @@ from tasks.experiments.planning.costs import (
     EVENT_TOKEN_BYTES,
     FLOW_BYTES,
     IDLE_CPU,
+    JOIN_BYTES,
     JOINED_CPU,
     LOOK_CPU,
     LOOK_GETS,
@@ -84,7 +85,7 @@ class Load:
     replicas: int = 3
     """Replicas of the app at least: one serves a team, three go on when one is lost."""
     core: float = 1.0
-    """Speed of a core over the reference's, an AMD EPYC with AVX2, on which the costs were measured."""
+    """Speed of a core over the reference's, the EPYC of infra/docs/measurements.md, on which the costs were measured."""
 
     @property
     def peak(self) -> float:
@@ -290,7 +291,7 @@ def _cycle(load: Load, settings: Settings) -> Iterator[Row]:
     seconds = join_seconds(rows, read, objects) / load.core
     window = f"{'at most ' if read < rows else ''}{read:,.0f} requests of the window{sampled(share_of(rows, read))}"
     beside = f", and {number(joiners / 1e9)} GB in processes that join" if joiners else ""
-    bases = "; ".join(cost.basis for cost in (FLOW_BYTES, PARTITION_BYTES, READ_BYTES, TRAINED_BYTES))
+    bases = "; ".join(cost.basis for cost in (FLOW_BYTES, JOIN_BYTES, PARTITION_BYTES, READ_BYTES, TRAINED_BYTES))
     yield Row(
         "join: memory",
         f"{number(memory / 1e9)} GB{beside} for {window}",
@@ -327,8 +328,8 @@ def join_memory(requests: float, trained: float) -> tuple[float, float]:
     beside it that join a large window (tasks/labels/apart.py)."""
     flow = FLOW_BYTES.value + trained * TRAINED_BYTES.value
     if requests <= LEAST_APART:
-        return flow + requests * PARTITION_BYTES.value, 0.0
-    joiners = AT_ONCE * (FLOW_BYTES.value + LEAST_REQUESTS * PARTITION_BYTES.value)
+        return flow + JOIN_BYTES.value + requests * PARTITION_BYTES.value, 0.0
+    joiners = AT_ONCE * (FLOW_BYTES.value + JOIN_BYTES.value + LEAST_REQUESTS * PARTITION_BYTES.value)
     return flow + requests * READ_BYTES.value, joiners
 
 

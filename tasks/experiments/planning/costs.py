@@ -1,12 +1,10 @@
 """Costs that the plan of capacity computes with. Each has its source: measured, with machine and command, or assumed.
 
-infra/docs/measurements.md has the measurements and describes the machines.
+infra/docs/measurements.md has the measurements and describes the machines. CPU is that of a core of the EPYC, the reference:
+COMPLETION_CPU over the CPU of a completion on another core, by `tabloop bench capacity`, is that core's speed.
 """
 
 from dataclasses import dataclass
-
-XEON = 2.26
-"""Speed of a core of the Xeon over the reference's, an EPYC's: costs that the Xeon took are given for the reference's core."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,22 @@ def number(value: float) -> str:
 
 
 COMPLETION_CPU = Cost(
-    0.0062, "measured 2026-11-26 on the EPYC: CPU of the app for a completion of 10 tokens; `tabloop bench capacity`"
+    0.0025, "measured 2026-11-29 on the EPYC: CPU of the app for a completion of 10 tokens; `tabloop bench capacity`"
 )
-EVENT_CPU = Cost(0.00082, "measured 2026-11-26 on the EPYC: CPU of the app for an event; `tabloop bench capacity`")
+EVENT_CPU = Cost(0.00037, "measured 2026-11-29 on the EPYC: CPU of the app for an event; `tabloop bench capacity`")
 IDLE_CPU = Cost(
-    0.0125 * XEON,
-    "measured 2026-11-28 on the Xeon: CPU a second of a replica without requests, 11 to 16 ms; `tabloop bench fleet`",
+    0.0083,
+    "measured 2026-11-29 on the EPYC: CPU a second of an app without requests, 7 ms, and 9 with HAProxy's checks; "
+    "`tabloop bench capacity`, `tabloop bench fleet`",
 )
 ALONE_CPU = Cost(
-    0.0082 * XEON,
-    "measured 2026-11-28 on the Xeon: CPU of a completion where nothing else runs, so that each token wakes the app, 7.5 to "
-    "9.1 ms; `tabloop bench capacity`",
+    0.0064,
+    "measured 2026-11-29 on the EPYC: CPU of a completion where nothing else runs, so that each token wakes the app; "
+    "`tabloop bench capacity`",
 )
 EVENT_ALONE_CPU = Cost(
-    0.0042 * XEON,
-    "measured 2026-11-28 on the Xeon: the same for an event, 3.1 to 5.3 ms; assumed: linear in the time that is idle",
+    0.0028,
+    "measured 2026-11-29 on the EPYC: the same for an event, 2.6 and 3.0 ms; assumed: linear in the time that is idle",
 )
 COMPLETION_BYTES = Cost(
     690.0, "measured 2026-11-26 on the EPYC: a completion at 123 tokens of prompt; assumed: 1.6 bytes for each further token"
@@ -58,30 +57,34 @@ EVENT_BYTES = Cost(
 )
 MEASURED_PROMPT, COMPLETION_TOKEN_BYTES, EVENT_TOKEN_BYTES = 123, 1.6, 0.67
 LOOK_CPU = Cost(
-    0.78,
-    "measured 2026-11-26 on the EPYC: CPU of a look; fitted to twelve looks there and on the Xeon, 0.78 to 1.22 times each; "
-    "`tabloop bench scale`, `tabloop bench capacity`",
+    0.43,
+    "measured 2026-11-29 on the EPYC: CPU of a look; fitted to nine looks, 0.89 to 1.14 times each; `tabloop bench scale`, "
+    "`tabloop bench capacity`",
 )
 LOOK_ROW_CPU = Cost(
-    3.1e-6 * XEON,
-    "measured 2026-11-27 on the Xeon: CPU for a request of the test, of 1,200 to 80,000; parts of `tabloop bench scale`",
+    1.7e-6, "measured 2026-11-29 on the EPYC: CPU for a request of the test, of 10,000 to 160,000; `tabloop bench scale`"
 )
 LOOK_GETS = Cost(
     32.0,
     "measured 2026-11-27 on the Xeon: 32 GETs of a look in the afternoon, one for each day of the test, and one for each object "
     "of the hour that has not settled; `tabloop bench scale`",
 )
-JOINED_CPU = Cost(194e-6, "measured 2026-11-26 on the EPYC: CPU of a request, all of them trained on; `tabloop bench capacity`")
-OBJECT_CPU = Cost(7.4e-3, "measured 2026-11-26 on the EPYC: CPU of an event object that is read; `tabloop bench capacity`")
+JOINED_CPU = Cost(
+    100e-6, "measured 2026-11-29 on the EPYC: CPU of a request that is joined, fitted to two windows; `tabloop bench capacity`"
+)
+OBJECT_CPU = Cost(
+    2.1e-3, "measured 2026-11-29 on the EPYC: CPU of an event object that is read, fitted to the same; `tabloop bench capacity`"
+)
 READ_CPU = Cost(
-    47e-6,
-    "measured 2026-11-26 on the EPYC: CPU of a request whose user is outside a sample of 1 in 8, of 100,000 requests "
-    "(collect.most_requests)",
+    18e-6,
+    "measured 2026-11-29 on the EPYC: CPU of a request whose user is outside the sample (collect.most_requests), of 1.25 to 10 "
+    "million; `tabloop bench window`",
 )
 FLOW_BYTES = Cost(0.17e9, "measured 2026-11-27 on the Xeon: the flow's process before it reads; `tabloop bench capacity`")
+JOIN_BYTES = Cost(90e6, "measured 2026-11-29 on the EPYC: a process that joins, beside its requests; `tabloop bench capacity`")
 PARTITION_BYTES = Cost(
-    8_900.0,
-    "measured 2026-11-28 on the Xeon: a request of a partition that is joined, with its events, and no more for an object; "
+    7_300.0,
+    "measured 2026-11-29 on the EPYC: a request of a partition that is joined, with its events, and no more for an object; "
     "`tabloop bench capacity`",
 )
 READ_BYTES = Cost(2_130.0, "measured 2026-11-27 on the Xeon: a request of the window, of a million; `tabloop bench join`")
