@@ -8,7 +8,7 @@ var/demo.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from rich.console import Console
 from evals import developers
 from evals.demo import closing, comparison, history, page, report
 from evals.demo.closing import BASE
-from evals.demo.loop import POLL_SECONDS, WATCH, Loop, Traffic
+from evals.demo.loop import WATCH, Loop, Traffic
 from evals.demo.orchestration import Orchestration
 from evals.demo.record import Report
 from evals.demo.view import View
@@ -35,8 +35,7 @@ from infra.storage.store import ObjectStore
 from tasks.evaluation.positions import Code
 
 LATER_PARTS = ("engine-1", "evaluation")
-"""Start beside the first cycle: they have no work before there is a candidate, and the steps before its update leave a core idle.
-One engine of adapters has no second."""
+"""Start beside the first developers: they have no work before there is a candidate. One engine of adapters has no second."""
 VISITS_APART = 100_000
 """Visit numbers between the first visit of one demo and of the next, so that they use different sessions."""
 
@@ -112,12 +111,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         typists = replace(people, first_visit=VISITS_APART * len(before.outcomes))
         typing = asyncio.create_task(developers.run(typists, code, stop=stop, progress=traffic, rate=traffic.rate))
         try:
-            looping = asyncio.create_task(loop.run())
-
-            def needed() -> bool:
-                return traffic.quiet or looping.done() or before.aliases.experiment is not None
-
-            state, _ = await asyncio.gather(looping, _start_later_parts(settings, view, needed))
+            state, _ = await asyncio.gather(loop.run(), _start_later_parts(settings, view))
             stop.set()
             await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
@@ -159,9 +153,7 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
     )
 
 
-async def _start_later_parts(settings: Settings, view: View, needed: Callable[[], bool]) -> None:
-    """Start the later parts and print their lines, once they are needed. Raises StackError where one does not start."""
-    while not needed():
-        await asyncio.sleep(POLL_SECONDS)
+async def _start_later_parts(settings: Settings, view: View) -> None:
+    """Start the later parts while developers type, and print their lines. Raises StackError where one does not start."""
     later = [part for part in LATER_PARTS if part in parts(settings)]
     await asyncio.to_thread(control.up, later, lambda line: view.say(line.strip()))
