@@ -6,6 +6,7 @@ printed at once. One that fails is named, and the others run.
 
 import asyncio
 import os
+import signal
 import time
 import tomllib
 import traceback
@@ -151,6 +152,7 @@ def run(settings: Settings, names: Sequence[str], *, quick: bool) -> bool:
     """
     names, console = chosen(names), Console()
     os.umask(PRIVATE)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # one that is terminated ends its servers, as at Ctrl-C
     with Progress(console, work=sum(KNOWN[name].minutes.of(quick) for name in names)) as progress:
         ended = asyncio.run(run_benches(settings, names, quick, progress))
     console.print(summary(ended, quick))

@@ -1,10 +1,13 @@
 """Benchmarks write their figures to a file and compare them with targets."""
 
+import asyncio
 import inspect
 import io
 import json
 import math
+import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from evals.bench import suite
 from evals.bench.capacity import compared
 from evals.bench.figures import Bench, Figure, Size, bound, figure, file_of, reported, write
 from evals.bench.rigs.apps import WITHOUT_ENGINES
@@ -181,3 +185,24 @@ NOT_MEASURED = [(0.0, math.inf, False), (-0.1, math.inf, False)]
 def test_a_cost_that_is_lost_in_the_noise_does_not_meet_the_plan(measured: float, apart: float, met: bool) -> None:
     found = compared("capacity.event_alone_cpu", 2.0, measured)
     assert (found.value, found.met) == (apart, met)
+
+
+def test_a_run_that_is_terminated_ends_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    async def terminated(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(10)
+        finally:
+            ended.append("servers")
+
+    monkeypatch.setattr(suite, "run_benches", terminated)
+    handler, mask = signal.signal(signal.SIGTERM, signal.SIG_IGN), os.umask(0o022)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            suite.run(Settings(), ["join"], quick=True)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        os.umask(mask)
+    assert ended == ["servers"]
