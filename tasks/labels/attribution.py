@@ -322,7 +322,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
 
     settled, settled_whole, settled_by, unsettled, written
                            the columns of the settled text (tasks/labels/hindsight.py)
-    kept_characters        of the shown text, in the settled text; null if unknown
+    kept_characters        of the shown text, or of the part that was taken, in the settled text; null if unknown
     typed_over             at the begin of the settled text, typed before the shown text was shown; null without feedback
 
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`

@@ -118,6 +118,8 @@ PART = "partially_accepted"
         ("retained", {"retained": "if x:"}, None, 0.2 * (14 * 8 / 22 - 14 - 1) - 0.75),
         ("retained", {"retained": ""}, None, 0.2 * (-22 - 1) - 0.75),
         (PART, {"accepted_characters": 5}, None, 0.2 * (5 - 1) - 0.75),
+        (PART, {"accepted_characters": 5}, LINES, 0.2 * (5 - 1) - 0.5),  # 13 characters are read
+        (PART, {"accepted_characters": 5}, "return y", 0.2 * (-5 - 1) - 0.5),
         (PART, {"accepted_characters": 15}, LINES, 0.2 * (7 - 1) - 0.75),
     ],
 )
