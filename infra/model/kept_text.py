@@ -46,6 +46,17 @@ def kept_characters(shown: str, settled: str) -> int:
     return len(shown) * common_weight(wanted, found) // total
 
 
+def kept_of_part(shown: str, part: int, settled: str) -> int:
+    """Return how many of the first `part` characters of the shown text stand in the settled text at its place.
+
+    A token in which the part ends counts as a whole: the developer may have typed the rest of it.
+    """
+    if part >= len(shown):
+        return kept_characters(shown, settled)
+    end = next((match.end() for match in TOKEN.finditer(shown) if match.start() < part < match.end()), part)
+    return min(part, kept_characters(shown[:end], settled))
+
+
 def tokens(text: str, reach: int | None = None) -> list[str]:
     """Return the tokens of a text; with `reach`, up to the end of the line in which so many of their characters are."""
     text, letters = _letters(text)

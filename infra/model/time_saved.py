@@ -1,7 +1,7 @@
 """The time that suggestions save a developer: a keystroke-level model, and reading by fixations. Pure.
 
     saved   = KEY_SECONDS (kept - edit - 1) of an accepted suggestion, less its reading; a suggestion not taken costs its reading
-    kept    keys of the text that stands by the accept, and is not typed
+    kept    keys of the text that stands by the accept, and is not typed; the editor indents lines (keystrokes)
     edit    keys that correct the accepted text: characters deleted and typed
     1       the key Tab
     reading FIXATION_SECONDS of each FIXATION_CHARACTERS that were read: up to the first wrong word, or all of it

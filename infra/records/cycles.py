@@ -61,8 +61,8 @@ class Sample(Record):
     accepted_characters: int
     """Number of characters accepted."""
     kept_characters: int | None = None
-    """Characters of the shown text, or of all generated text where nobody judged it, that stand in the settled text; none if
-    unknown."""
+    """Characters of the shown text, of its accepted part after a partial accept, or of all generated text where nobody judged it,
+    that stand in the settled text; none if unknown."""
     reward: float = 0.0
     """Signed reward (tasks/rewards/reward.py)."""
     advantage: float = 0.0

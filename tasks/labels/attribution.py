@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from infra.model.kept_text import kept_characters
+from infra.model.time_saved import keystrokes
 from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
 from tasks.labels import hindsight
@@ -233,23 +234,17 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         .then(accepted)
         .otherwise(partially)
     )
-    kept = (
-        pl.when(reported == "accepted")
-        .then(length)
-        .when(reported == "partially_accepted")
-        .then(
-            pl.when(pl.col("accepted_characters").is_null())
-            .then(line)
-            .otherwise(pl.min_horizontal("accepted_characters", length))
-        )
-        .otherwise(pl.coalesce("remaining", pl.lit(0)))
-    )
+    part = pl.min_horizontal(pl.coalesce("accepted_characters", line), length)
+    whole = pl.when(reported.is_in(["accepted", "retained"])).then(length)
+    pairs = pairs.with_columns(taken_characters=whole.when(reported == "partially_accepted").then(part).otherwise(0))
+    texts = pairs.select(pl.col("shown_text").str.head("taken_characters")).to_series()
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),
-        *("shown_characters", "extent", *REPORTED_COLUMNS),
+        *("shown_characters", "extent", "taken_characters", *REPORTED_COLUMNS),
         stated_text=pl.when(pl.col("stated_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
-        accepted_characters=kept,
+        accepted_characters=pl.coalesce("remaining", "taken_characters"),
+        taken_keys=pl.Series([keystrokes(text) for text in texts], dtype=pl.Int64),
         reported_language="language",
         reporter="client",
     )
@@ -316,7 +311,9 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     outcome                null without feedback (yet)
     shown_characters       shown in the end, but for blanks at its end; without the characters typed over, if a stream was reused
     extent                 characters of the completion, from its start, that the developer saw or typed
-    accepted_characters
+    accepted_characters    of a retained text those that are still there
+    taken_characters       of the shown text, from its start, that the accept put into the file; 0 if it was not taken
+    taken_keys             keystrokes of them (infra/model/time_saved.py)
     not_taken              why the completion was not taken (Feedback.reason); null or empty if unknown
     seen_ms                from showing to the developer's action; null if unknown
     cache_hit              has feedback only on impressions from the editor's own cache, which are ignored
@@ -325,7 +322,7 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
 
     settled, settled_whole, settled_by, unsettled, written
                            the columns of the settled text (tasks/labels/hindsight.py)
-    kept_characters        of the shown text, in the settled text; null if unknown
+    kept_characters        of the shown text, or of the part that was taken, in the settled text; null if unknown
     typed_over             at the begin of the settled text, typed before the shown text was shown; null without feedback
 
     Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`

@@ -49,7 +49,7 @@ COLUMNS: Mapping[str, pl.DataType | type[pl.DataType]] = {
     **{name: kind for name, kind in schema(Completion).items() if name in SERVED},
     **dict.fromkeys(("blank", "unreported", "rules", "cache_hit"), pl.Boolean),
     **{"outcome": LABEL, "not_taken": pl.Enum(get_args(NotTaken)), "seen_ms": pl.Float64},
-    **dict.fromkeys(("shown_characters", "accepted_characters", "kept_characters"), pl.Int64),
+    **dict.fromkeys(("shown_characters", "accepted_characters", "taken_characters", "taken_keys", "kept_characters"), pl.Int64),
 }
 """Columns of a counted request (infra/docs/how/counted.md)."""
 EVERYTHING = Window(since=-math.inf, until=math.inf, oldest=-math.inf, known={})

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import polars as pl
 
-from infra.model.kept_text import kept_characters
+from infra.model.kept_text import kept_of_part
 from infra.settings.schema import Hindsight
 from tasks.labels.documents import Documents
 from tasks.labels.normal_lines import normal_completions
@@ -269,23 +269,25 @@ def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFram
     """Return shown texts with `typed_over` and `kept_characters`.
 
     The first are the characters at the begin of the settled text that were typed before the rest of the completion was shown. The
-    second are those of the shown text that stand behind them; null where the settled text is unknown or nothing was shown.
+    second are those of the shown text, or of the part of it that was taken, that stand behind them; null where the settled text
+    is unknown or nothing was shown.
 
     Args:
-        shown: with `extent` and `shown_characters`; `text`: its column of the completions' texts.
+        shown: with `extent`, `shown_characters` and `taken_characters`; `text`: its column of the completions' texts.
         settled: all that stands at each place (STANDS), or what the editor reports of it.
     """
-    rows = shown.select(text, "extent", "shown_characters", pl.lit(settled).alias("stands")).iter_rows()
-    found = [kept_of(whole[: end - size], whole[end - size : end], stands) for whole, end, size, stands in rows]
+    rows = shown.select(text, "extent", "shown_characters", pl.lit(settled).alias("stands"), "taken_characters").iter_rows()
+    found = [kept_of(whole[: end - size], whole[end - size : end], stands, taken) for whole, end, size, stands, taken in rows]
     typed, kept = ([pair[number] for pair in found] for number in (0, 1))
     return shown.with_columns(pl.Series("typed_over", typed, pl.Int64), pl.Series("kept_characters", kept, pl.Int64))
 
 
-def kept_of(before: str, shown: str, stands: str | None) -> tuple[int, int | None]:
+def kept_of(before: str, shown: str, stands: str | None, taken: int | None = None) -> tuple[int, int | None]:
     """Return `typed_over` and `kept_characters` (with_kept) of a shown text, from what stands at its place.
 
     Args:
         before: the completion's text before the shown part.
+        taken: characters of the shown text that the accept put into the file; without any, all of it counts.
     """
     typed = len(before) if stands is not None and stands.startswith(before) else 0
-    return typed, kept_characters(shown, stands[typed:]) if shown and stands is not None else None
+    return typed, kept_of_part(shown, taken or len(shown), stands[typed:]) if shown and stands is not None else None

@@ -46,18 +46,21 @@ CANCELLED = REJECTED & (_REASON == "rejected")
 QUICK = REJECTED & (pl.col("seen_ms") < QUICK_MS)
 """Rejected before it can have been read."""
 _READ = pl.when(ACCEPTED | pl.col("kept_characters").is_null()).then("shown_characters")
-_RIGHT = pl.min_horizontal("shown_characters", pl.col("kept_characters") + time_saved.FIXATION_CHARACTERS)
-_EDITED = pl.col("accepted_characters") - KEPT  # the rest of a partial accept was never in the file
-_TAKEN = JUDGED & (pl.col("accepted_characters") > 0)  # a part of any size spares its keys
+_RIGHT = pl.max_horizontal("taken_characters", "kept_characters") + time_saved.FIXATION_CHARACTERS
+_SEEN = pl.min_horizontal("shown_characters", _RIGHT)
+_KEYS = pl.col("taken_keys") * KEPT / pl.col("taken_characters")
+_DELETED = pl.col("taken_characters") - KEPT  # the rest of a partial accept was never in the file
+_TAKEN = JUDGED & (pl.col("taken_characters") > 0)  # a part of any size spares its keys
 SAVED = (
-    pl.when(_TAKEN).then(time_saved.accepting(KEPT, _EDITED)).otherwise(0.0)
-    - pl.when(JUDGED).then(time_saved.reading(_READ.otherwise(_RIGHT))).otherwise(0.0)
+    pl.when(_TAKEN).then(time_saved.accepting(_KEYS, _DELETED)).otherwise(0.0)
+    - pl.when(JUDGED).then(time_saved.reading(_READ.otherwise(_SEEN))).otherwise(0.0)
 ).fill_null(0.0)
 """Seconds that a completion saved, less its reading (infra/model/time_saved.py); negative where reading cost more.
 
-All of an accepted text is read; of a rejected one the part up to its first wrong word, or all, the upper bound, where the
-settled text is unknown. One that an editor does not report costs no reading, since nothing of it is known: the saving is too
-high there."""
+The keys are those of the accepted text (time_saved.keystrokes); where a part of it stands, in proportion to the kept characters,
+as its blanks are (infra/model/kept_text.py). All of an accepted text is read; of one accepted by less than half a fixation more
+than that; of a rejected one the part up to its first wrong word; or all, the upper bound, where the settled text is unknown. One
+that an editor does not report costs no reading, since nothing of it is known: the saving is too high there."""
 SUMS: dict[str, pl.Expr] = {
     "requests": pl.lit(1),
     "shown": SHOWN,

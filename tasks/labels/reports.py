@@ -37,7 +37,7 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
     reported = reported.unique(["served", "served_time"], keep="last", maintain_order=True)
     if reported.is_empty():
         return _without_hidden(labelled)
-    rows = labelled.select(*OWN, "outcome", "extent", "shown_characters").join(
+    rows = labelled.select(*OWN, "outcome", "extent", "shown_characters", "taken_characters").join(
         reported.select(*REPORTS, id="served", time="served_time"), on=OWN
     )
     rows = rows.filter(pl.col("outcome").is_not_null())

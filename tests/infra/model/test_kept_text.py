@@ -54,6 +54,7 @@ def test_a_part_of_a_token_and_what_stands_far_away_are_not_kept(shown: str, set
         ("foo(a,b)", "foo(\n        a,\n        b,\n    )"),
         ("foo(a, b)", "foo(a,b)"),
         ("if a:\n    b()", "if a:\r\n        b()"),
+        ("a = 1\n\n\n\nb = 2", "a = 1\nb = 2"),
         ("x=1.5e-3", "x = 1.5e-3\n"),
         ("caf\u00e9 = 1", "cafe\u0301 = 1"),
         ("userName", "x = userName"),

@@ -49,12 +49,13 @@ def requests(experiment: ExperimentRecord, gain: float, draw: np.random.Generato
         **{"id": [f"c{n}" for n in range(size)], "user": NAMES.gather(user), "arm": arm, "assigned_arm": arm},
         **{"time": np.sort(START + draw.random(size) * HOUR), "policy_version": np.where(arm == "challenger", "2", "1")},
         **{"ttft_ms": draw.gamma(4, 10, size), "total_ms": draw.gamma(4, 60, size)},
-        **{"outcome": np.where(accepted, "accepted", "rejected"), "accepted_characters": np.where(accepted, 8, 0)},
+        **{"outcome": np.where(accepted, "accepted", "rejected"), "shown_characters": 8},
+        **dict.fromkeys(("accepted_characters", "taken_characters", "taken_keys"), np.where(accepted, 8, 0)),
     }
     constant = {
         **{"project": "p", "language": "py", "experiment": experiment.id, "assigned": experiment.id, "finish_reason": "stop"},
         **dict.fromkeys(("mixed", "withheld", "pinned", "exploring", "opted_out", "blank", "unreported", "cache_hit"), False),
-        **{"rules": False, "shown_characters": 8, "seen_ms": 2_000.0, "not_taken": None, "kept_characters": None},
+        **{"rules": False, "seen_ms": 2_000.0, "not_taken": None, "kept_characters": None},
     }
     frame = pl.DataFrame(columns).with_columns(**{name: pl.lit(value) for name, value in constant.items()})
     frame = frame.with_columns(credential=pl.col("user"))

@@ -29,6 +29,32 @@ LINES_OF_TEXT = "foo(bar)\n    one = 1\n    two = 2"
 
 
 @pytest.mark.parametrize(
+    ("accepted", "text", "kept"),
+    [
+        (8, "foo(bar)\n    one = 1\n    two = 2", 8),
+        (8, "foo(bar) + 1", 8),
+        (8, "one = 1\n    two = 2", 0),  # deleted again, and the rest typed by hand
+        (17, "foo(bar)\n    one = 3", 17),
+        (6, "foo(bar)", 6),  # within a word, whose rest is typed
+        (6, "foo(baz)", 4),
+        (0, "foo(bar)\n    one = 1\n    two = 2", 32),  # nothing was taken
+    ],
+)
+@pytest.mark.parametrize("reported", [False, True], ids=["seen later", "reported"])
+def test_of_a_partial_accept_the_accepted_part_is_kept(accepted: int, text: str, kept: int, reported: bool) -> None:
+    later, report = ([], {"settled": text}) if reported else ([behind(text=text)], {})
+    sent = here(outcome="partially_accepted", accepted_characters=accepted, shown=LINES_OF_TEXT, **report)
+    found = row(accounted([asked(text=LINES_OF_TEXT), *later], [sent]))
+    assert (found["outcome"], found["accepted_characters"], found["kept_characters"]) == ("partially_accepted", accepted, kept)
+
+
+@pytest.mark.parametrize("text", ["foo(bar)\n    one = 1\n    two = 2", "foo( bar )\n\n    one = 1\n\n\n    two = 2"])
+def test_lines_and_spaces_that_a_formatter_removes_or_adds_lose_nothing(text: str) -> None:
+    block = "foo(bar)\n\n    one = 1\n    two = 2"
+    assert row(accounted([asked(text=block), behind(text=text)], [here(shown=block)]))["kept_characters"] == len(block)
+
+
+@pytest.mark.parametrize(
     ("written", "rest", "kept"),
     [
         ("foo(bar)\n    one", " = 1\n    two = 2", 32),

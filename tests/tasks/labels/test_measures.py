@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals.developers.people import reading_seconds, seconds_saved
+from evals.developers.taste import Opinion
 from infra.model.language import language
 from infra.records import Completion, Feedback, MeasuredGroup, Measures
 from infra.records.measures import OTHER_LANGUAGES
@@ -97,6 +99,44 @@ def test_what_was_not_taken_of_a_partial_accept_costs_no_edit(outcome: str, acce
     (request,) = served("a")
     found = account([request], [sent(request, outcome, accepted_characters=accepted)], limits=LIMITS, until=NOW + 1000)
     assert found.classified.select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([saved])
+
+
+LINES = "if x:\n        return y"
+"""22 characters, 14 keys and 3 fixations."""
+
+
+PART = "partially_accepted"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fields", "stands", "saved"),
+    [
+        ("accepted", {}, None, 0.2 * (14 - 1) - 0.75),
+        ("accepted", {}, LINES, 0.2 * (14 - 1) - 0.75),
+        ("accepted", {}, "if x:", 0.2 * (14 * 8 / 22 - 14 - 1) - 0.75),  # 4 of 11 characters that are no blanks: 8 of 22
+        ("retained", {"retained": LINES}, None, 0.2 * (14 - 1) - 0.75),
+        ("retained", {"retained": "if x:"}, None, 0.2 * (14 * 8 / 22 - 14 - 1) - 0.75),
+        ("retained", {"retained": ""}, None, 0.2 * (-22 - 1) - 0.75),
+        (PART, {"accepted_characters": 5}, None, 0.2 * (5 - 1) - 0.75),
+        (PART, {"accepted_characters": 5}, LINES, 0.2 * (5 - 1) - 0.5),  # 13 characters are read
+        (PART, {"accepted_characters": 5}, "return y", 0.2 * (-5 - 1) - 0.5),
+        (PART, {"accepted_characters": 15}, LINES, 0.2 * (7 - 1) - 0.75),
+    ],
+)
+def test_the_time_saved_counts_keys_of_what_stands_and_characters_that_were_deleted(
+    outcome: str, fields: dict[str, Any], stands: str | None, saved: float
+) -> None:
+    request, later = asked(text=LINES), [] if stands is None else [behind(text=stands)]
+    rows = account([request, *later], [sent(request, outcome, shown=LINES, **fields)], limits=LIMITS, until=NOW + 1000).classified
+    assert rows.filter(id=request.id).select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([saved])
+
+
+@pytest.mark.parametrize("text", ["x", LINES, "\n  a\n\n\tb = 1"])
+def test_an_accepted_text_that_stands_saves_what_a_simulated_developer_counts(text: str) -> None:
+    (request,) = served("a", text=text)
+    rows = account([request], [sent(request, "accepted", shown=text)], limits=LIMITS, until=NOW + 1000).classified
+    expected = seconds_saved(Opinion(True, "whole", len(text), len(text)), text) - reading_seconds(text, len(text))
+    assert rows.select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([expected])
 
 
 @pytest.mark.parametrize("later", [[], [behind()]], ids=["unknown", "settled"])
