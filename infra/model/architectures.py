@@ -4,7 +4,6 @@ Reads config.json and the headers of the safetensors files, never their tensors.
 """
 
 import json
-import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,12 +14,17 @@ from typing import Any, Literal
 Family = Literal["qwen2", "qwen3", "llama"]
 FAMILIES: tuple[Family, ...] = ("qwen2", "qwen3", "llama")
 """Values of `model_type` in config.json: Qwen2 and Qwen2.5, Qwen3 without experts, Llama and models with its layers."""
-SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("vocab_size", "max_position_embeddings"),
-)
+MOST_SIZE, MOST_LAYERS = 1 << 24, 1_000
+"""Above those of all published models. To plan with more takes minutes and all memory."""
+SIZES = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"), MOST_SIZE),
+    **{"num_hidden_layers": MOST_LAYERS, "max_position_embeddings": MOST_SIZE},
+}
+"""Keys of config.json that are sizes, each with its largest value."""
 WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight by its type in config.json (`dtype`, before that `torch_dtype`)."""
+MOST_THETA = 1e30
+"""Largest base of the rotary embedding; an integer in JSON may be beyond all floats."""
 MOST_HEADER_BYTES = 100_000_000
 """Longest header of a safetensors file, as in the format's own library."""
 MOST_NAMED = 3
@@ -121,12 +125,12 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise refuse("model_type", f"one of {', '.join(FAMILIES)}")
-    for key in SIZES:
-        if type(config.get(key)) is not int or config[key] <= 0:
-            raise refuse(key, "a positive integer")
+    for key, most in SIZES.items():
+        if type(config.get(key)) is not int or not 0 < config[key] <= most:
+            raise refuse(key, f"a positive integer up to {most:,}")
     for key in ("num_key_value_heads", "head_dim"):
-        if config.get(key) is not None and (type(config[key]) is not int or config[key] <= 0):
-            raise refuse(key, "a positive integer, or none")
+        if config.get(key) is not None and (type(config[key]) is not int or not 0 < config[key] <= MOST_SIZE):
+            raise refuse(key, f"a positive integer up to {MOST_SIZE:,}, or none")
     for key, kind, words in (
         ("layer_types", list, "a list"),
         ("rope_parameters", dict, "an object"),
@@ -134,7 +138,7 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     ):
         if not isinstance(config.get(key) or kind(), kind):
             raise refuse(key, f"{words}, or none")
-    if not isinstance(config.get("rms_norm_eps"), float):
+    if not isinstance(config.get("rms_norm_eps"), float) or not 0 < config["rms_norm_eps"] < 1:
         raise refuse("rms_norm_eps", "a number such as 1e-06")
     if config.get("hidden_act", "silu") != "silu":
         raise refuse("hidden_act", "'silu'")
@@ -244,7 +248,7 @@ def _stored(directory: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             ends = [0]
             for name, entry in header.items():
                 if name != "__metadata__":
-                    ends.append(entry["data_offsets"][1])
+                    ends.append(int(entry["data_offsets"][1]))
                     yield name, tuple(entry["shape"])
         except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error) as error:
             raise UnsupportedCheckpoint(f"{file}: not a safetensors file ({type(error).__name__}: {error})") from None
@@ -272,7 +276,7 @@ def _rope_theta(config: Mapping[str, Any], source: str) -> float:
             "embeddings; start from the base checkpoint without them"
         )
     theta = rope.get("rope_theta") or 10000.0
-    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+    if type(theta) not in (int, float) or not 0 < theta < MOST_THETA:
         raise UnsupportedCheckpoint(f"{source}: config.json: rope_theta = {theta!r}, expected a number above 0, such as 10000.0")
     return float(theta)
 

@@ -158,6 +158,14 @@ class Decision:
     """Chance that the best prefix is kept, even if it is not worth showing."""
 
 
+def worth(chances: np.ndarray, ends: Sequence[int], text: str) -> np.ndarray:
+    """Return the characters that are expected to be kept of the text up to each token [T]; the arguments are those of `decide`.
+
+    Blanks at the end of a text are invisible, so they do not count.
+    """
+    return np.array([len(text[:end].rstrip()) for end in ends], float) * chances
+
+
 def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, max_tokens: int) -> Decision:
     """Return the part of a completion to show, from T tokens of at most `max_tokens` so far, independent of how they arrive.
 
@@ -169,8 +177,7 @@ def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, ma
         ends: characters of the text up to each token [T].
         price: price of an interruption, in kept characters.
     """
-    # Blanks at the end of a text are invisible.
-    values = np.array([len(text[:end].rstrip()) for end in ends], float) * chances - price
+    values = worth(chances, ends, text) - price
     left = CHARACTERS_A_TOKEN * (max_tokens - 1.0 - np.arange(len(ends)))
     hoped = chances * (np.asarray(ends, float) + left) - price
     hopeless = hoped <= np.maximum(np.maximum.accumulate(values), 0.0)

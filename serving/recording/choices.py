@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import TypeAdapter
+
 from infra.stack import files
 from infra.storage import choices
 from infra.storage.events import tombstones
@@ -23,6 +25,7 @@ FOLLOW_SECONDS = 5.0
 """Interval of the reads: a choice at another replica counts here after this time."""
 THREADS = 4
 """Threads for what users ask of the store: one that hangs would hold all of the app's, a thread for each page that is loaded."""
+NAMES = TypeAdapter(frozenset[str])
 Found = TypeVar("Found")
 
 
@@ -45,9 +48,9 @@ class Choices:
         """Whether the file has the names."""
         if file.exists():
             try:
-                self._names = frozenset(map(str, json.loads(file.read_text())))
-            except ValueError:
-                log.error("%s: is not a list in JSON; requests are recorded without text until the object store is read", file)
+                self._names = NAMES.validate_json(file.read_bytes())
+            except (OSError, ValueError):
+                log.error("%s: is no list of names in JSON; requests are recorded without text until the store is read", file)
 
     def hold(self, user: str, project: str = "") -> bool:
         """Return whether a user's requests are recorded without text, in a project; `user` is the keyed hash."""

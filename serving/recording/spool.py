@@ -5,6 +5,7 @@ One journal per kind: SPOOL/completions/SEGMENT.jsonl, SPOOL/feedback/..., SPOOL
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ class Spool:
         self.max_bytes = max_bytes
         self._clock = clock
         self.journals = {kind: Journal(directory / kind, clock) for kind in KINDS}
+        self._measuring = threading.Lock()
         self.bytes, self.segments, self.oldest, self.set_aside = 0, 0, 0.0, 0
         self.measure()
 
@@ -57,15 +59,16 @@ class Spool:
 
     def measure(self) -> None:
         """Measure the waiting segments on the disk. Between two calls, `write` adds its bytes to the last result."""
-        stats = []
-        for kind in KINDS:
-            for path in (self.directory / kind).glob(f"*{SUFFIX}"):
-                with contextlib.suppress(FileNotFoundError):
-                    stats.append(path.stat())
-        self.bytes = sum(s.st_size for s in stats)
-        self.segments = len(stats)
-        self.oldest = self._clock() - min((s.st_mtime for s in stats), default=self._clock())
-        self.set_aside = len(list(self.bad.glob(f"*{SUFFIX}")))
+        with self._measuring:  # the thread of a cancelled call would replace the result of a later one
+            stats = []
+            for kind in KINDS:
+                for path in (self.directory / kind).glob(f"*{SUFFIX}"):
+                    with contextlib.suppress(FileNotFoundError):
+                        stats.append(path.stat())
+            self.bytes = sum(s.st_size for s in stats)
+            self.segments = len(stats)
+            self.oldest = self._clock() - min((s.st_mtime for s in stats), default=self._clock())
+            self.set_aside = len(list(self.bad.glob(f"*{SUFFIX}")))
 
     async def close(self) -> None:
         for journal in self.journals.values():

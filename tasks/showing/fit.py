@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 from scipy.optimize import brentq
 
-from infra.model.showing import FEATURES, FILE, Estimate, place_features, token_features
+from infra.model.showing import FEATURES, FILE, Estimate, place_features, token_features, worth
 from infra.records import Manifest, Record
 from infra.storage import cycles
 from infra.storage.store import ObjectStore
@@ -120,7 +120,7 @@ def chosen(estimate: Estimate, completions: Sequence[LabelledCompletion]) -> tup
     pairs = []
     for c in completions:
         chances = estimate.at(c.place).chances(c.logprobs, c.ends)
-        best = int(np.argmax(chances * np.asarray(c.ends)))
+        best = int(np.argmax(worth(chances, c.ends, c.text)))
         pairs.append((chances[best], c.kept[best]))
     chances, kept = np.array(pairs, float).reshape(-1, 2).T
     known = ~np.isnan(kept)

@@ -32,8 +32,6 @@ JUDGED = {"accepted": 1.0, "rejected": 0.0}
 class Compared:
     """The texts of a completion whose settled text is known."""
 
-    generated: str
-    """All of it, shown or not."""
     settled: str
     shown: str
     """The part that the developer saw."""
@@ -51,6 +49,8 @@ class LabelledCompletion:
 
     place: Place
     temperature: float
+    text: str
+    """All of it, shown or not."""
     logprobs: Sequence[float]
     """[T]"""
     ends: Sequence[int]
@@ -95,7 +95,7 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
         )
         verdict = acceptance.verdict_on(row["outcome"], shown_text, row["settled"][typed:], whole)
         judge = {name: row[name] for name in ("user", "credential", "project")}
-        compared = Compared(generated, row["settled"], shown_text, verdict, typed, judge)
+        compared = Compared(row["settled"], shown_text, verdict, typed, judge)
     else:
         kept = np.full(len(ends), np.nan)
         if (at := tokens_of(ends, row["extent"] or 0)) and row["outcome"] in JUDGED:
@@ -105,6 +105,7 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
     return LabelledCompletion(
         Place(row["prefix"], row["suffix"], row["language"], row["user_acceptance"], row["project_acceptance"]),
         row["temperature"],
+        generated,
         row["logprobs"],
         ends,
         kept,
@@ -150,7 +151,7 @@ def _shares(completion: LabelledCompletion, texts: Compared, model: Acceptance) 
     """Return the chance that the text up to each token is accepted, times the share of it that stands in the settled text [T]."""
     shares = np.full(len(completion.ends), np.nan)
     known = np.flatnonzero(~np.isnan(completion.kept))
-    beginnings = [texts.generated[: completion.ends[token]].rstrip() for token in known]
+    beginnings = [completion.text[: completion.ends[token]].rstrip() for token in known]
     kept = [min(kept_characters(text, texts.settled) / len(text), 1.0) for text in beginnings]
     shares[known] = np.array(kept) * np.array(model.chances([(text, texts.settled) for text in beginnings]))
     return shares

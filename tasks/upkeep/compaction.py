@@ -8,6 +8,7 @@ anywhere; the same segments make the same container under the same key.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -73,7 +74,7 @@ def compact(store: ObjectStore, now: float, limits: Limits = LIMITS, *, dry_run:
         single = [key for key in keys if not segments.is_container(key)]
         # Only a container whose name covers one of the others is opened, so that a compacted hour costs its listing alone.
         covering = [key for key in old if any(segments.may_hold(key, each) for each in single)]
-        doubled = superseded(single, {key: parts_of(store, key, store.get(key)) for key in covering})
+        doubled = superseded(store, single, covering)
         alone = [key for key in single if key not in doubled]
         for group in groups(store, alone, limits) if len(alone) >= limits.least else ():
             written |= write(store, group, dry_run=dry_run)
@@ -83,9 +84,12 @@ def compact(store: ObjectStore, now: float, limits: Limits = LIMITS, *, dry_run:
     return Compaction(dry_run, written, tuple(removed))
 
 
-def superseded(keys: Sequence[str], held: dict[str, list[Segment]]) -> list[str]:
+def superseded(store: ObjectStore, keys: Sequence[str], containers: Sequence[str]) -> list[str]:
     """Return the objects of a folder that one of its containers holds."""
-    inside = {part.key for parts in held.values() for part in parts}
+    inside: set[str] = set()
+    for container in containers:
+        with suppress(KeyError):  # an erasure has left nothing of it since the listing
+            inside |= {part.key for part in parts_of(store, container, store.get(container))}
     return [key for key in keys if key in inside]
 
 

@@ -278,11 +278,13 @@ def labelled_of(request: Request) -> LabelledCompletion:
     accepted = {"accepted": True, "rejected": False}.get(request.outcome)
     if request.settled is not None:
         kept = kept_up_to(request.text, request.ends, request.settled, request.whole)
-        compared = Compared(request.text, request.settled, request.shown, request.verdict, request.typed)
+        compared = Compared(request.settled, request.shown, request.verdict, request.typed)
     elif request.outcome in JUDGED and (at := tokens_of(request.ends, request.extent)):
         kept[at - 1] = JUDGED[request.outcome]
     place = Place(request.prefix, request.suffix, "", *request.acceptance)
-    return LabelledCompletion(place, request.temperature, request.logprobs, request.ends, kept, accepted, compared=compared)
+    return LabelledCompletion(
+        place, request.temperature, request.text, request.logprobs, request.ends, kept, accepted, compared=compared
+    )
 
 
 def notes_of(stream: Stream) -> Costs:
@@ -338,11 +340,11 @@ def cross_fitted(places: CompletedPauses) -> Estimates:
 def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sampling: Sampling) -> Shown:
     """Return the number of tokens shown of each completion at the default level."""
     shown, price = [], showing.price(showing.level)
-    for pause, completion, text in zip(places.pauses, places.completions, places.texts, strict=True):
+    for pause, completion in zip(places.pauses, places.completions, strict=True):
         estimate, ends = estimates[half_of(pause.developer.name)], completion.ends
         if estimate is None or price is None:
             shown.append(len(ends))
         else:
             chances = estimate.at(completion.place).chances(completion.logprobs, ends)
-            shown.append(decide(chances, ends, text, price, sampling.max_tokens).shown)
+            shown.append(decide(chances, ends, completion.text, price, sampling.max_tokens).shown)
     return shown

@@ -29,8 +29,8 @@ class Drift:
     def of(cls, places: CompletedPauses) -> "Drift":
         """Return the probe of completions; NaN where nothing is shown."""
         shown, qualities = [], []
-        for pause, text in zip(places.pauses, places.texts, strict=True):
-            seen, truth = editor.shown_text(text, pause.prefix, pause.suffix), pause.position.truth
+        for pause, completion in zip(places.pauses, places.completions, strict=True):
+            seen, truth = editor.shown_text(completion.text, pause.prefix, pause.suffix), pause.position.truth
             if seen:
                 shown.append(seen)
                 qualities.append(quality(seen, truth[: end_of_lines(truth, seen.rstrip().count("\n") + 1)]))

@@ -62,11 +62,10 @@ class CompletedPauses:
     """Pauses with a completion each, in order of time."""
 
     pauses: Sequence[Pause]
-    texts: Sequence[str]
     completions: Sequence[LabelledCompletion]
 
     def __getitem__(self, part: slice) -> "CompletedPauses":
-        return CompletedPauses(self.pauses[part], self.texts[part], self.completions[part])
+        return CompletedPauses(self.pauses[part], self.completions[part])
 
     @property
     def everything(self) -> Shown:
@@ -76,28 +75,27 @@ class CompletedPauses:
     def outcomes(self) -> TokenOutcomes:
         """Return what the developers do when they are shown the text up to each token."""
         columns = []
-        for pause, text, completion in zip(self.pauses, self.texts, self.completions, strict=True):
-            judged = [pause.answer(text[:end])[0] for end in completion.ends]
+        for pause, completion in zip(self.pauses, self.completions, strict=True):
+            judged = [pause.answer(completion.text[:end])[0] for end in completion.ends]
             rows = [(o.accepted, o.kept_characters, bool(o.shown), o.edit_characters, o.reading, o.saved_seconds) for o in judged]
             columns.append(np.array(rows, float))
         return TokenOutcomes([pause.developer.name for pause in self.pauses], columns, [pause.keys for pause in self.pauses])
 
     def decisions(self, chances: Sequence[np.ndarray], price: float, max_tokens: int) -> list[Decision]:
         """Return the decision on each completion at a price, by the chances of its beginnings [T] each."""
-        completions = zip(chances, self.completions, self.texts, strict=True)
-        return [decide(own, c.ends, text, price, max_tokens) for own, c, text in completions]
+        completions = zip(chances, self.completions, strict=True)
+        return [decide(own, c.ends, c.text, price, max_tokens) for own, c in completions]
 
 
 def completed(
     pauses: Sequence[Pause], sampled: Sequence[SampledCompletion], tokenizer: Tokenizer, temperature: float
 ) -> CompletedPauses:
     """Return pauses, in order of time, with the completions that were sampled there at a temperature."""
-    past, texts, completions = PastAcceptance(), list[str](), []
+    past, completions = PastAcceptance(), []
     for pause, completion in zip(pauses, sampled, strict=True):
         text, ends = decoded(completion, tokenizer)
-        texts.append(text)
         completions.append(labelled(pause, completion, text, ends, past, temperature))
-    return CompletedPauses(pauses, texts, completions)
+    return CompletedPauses(pauses, completions)
 
 
 def decoded(completion: SampledCompletion, tokenizer: Tokenizer) -> tuple[str, list[int]]:
@@ -121,8 +119,8 @@ def labelled(
     compared, accepted = None, choice.accepted if choice else None
     if truth and truth.text and truth.kind in TAUGHT:
         kept = kept_up_to(text, ends, truth.text, truth.whole)
-        compared = Compared(text, truth.text, text, accepted)
-    return LabelledCompletion(place, temperature, completion.logprobs, ends, kept, accepted, compared=compared)
+        compared = Compared(truth.text, text, accepted)
+    return LabelledCompletion(place, temperature, text, completion.logprobs, ends, kept, accepted, compared=compared)
 
 
 def gain(own: Sums, other: Sums, metric: Metric, base: Sums) -> tuple[float, float]:

@@ -9,9 +9,10 @@ from serving.gateway.dialects.native import NATIVE
 from serving.gateway.dialects.openai import OPENAI
 from serving.gateway.dialects.proxyai import PROXYAI
 from serving.gateway.dialects.tabby import TABBY
+from serving.gateway.dialects.twinny import TWINNY
 from serving.gateway.dialects.zed import ZED
 
-DIALECTS: tuple[Dialect, ...] = (OPENAI, TABBY, PROXYAI, LLAMA, CONTINUE, RLINF, ZED, NATIVE)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, TABBY, PROXYAI, TWINNY, LLAMA, CONTINUE, RLINF, ZED, NATIVE)
 """The first that recognizes a request names its client; the first format of a path is the default."""
 CLIENT_NAMES = frozenset(dialect.name for dialect in DIALECTS if dialect.name)
 """The names that metrics count one by one."""

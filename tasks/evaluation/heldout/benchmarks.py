@@ -9,6 +9,7 @@ crosscodeeval        Ding et al. 2023: `prompt`, `groundtruth`, `right_context`,
 import gzip
 import hashlib
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -67,15 +68,18 @@ def rows(file: Path) -> list[Row]:
         if file.suffix == ".parquet":
             return list(pq.read_table(file).to_pylist())
         text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        return [json.loads(line) for line in text.split(b"\n") if line.strip()]
-    except (OSError, ValueError) as error:
+        found = [json.loads(line) for line in text.split(b"\n") if line.strip()]
+        if other := [number for number, row in enumerate(found, 1) if not isinstance(row, dict)]:
+            raise ValueError(f"row {other[0]} is no object")
+        return found
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise Malformed(f"{file}: {error}; expected a readable file of JSON lines or .parquet") from error
 
 
 def _place(read: Callable[[Row, int], HeldOutPlace], row: Row, number: int, wanted: HeldOut, file: Path) -> HeldOutPlace:
     try:
         return read(row, number)
-    except (KeyError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise Malformed(
             f"evaluate.sets, set {wanted.name!r}: row {number} of {file} is not of {wanted.kind} "
             f"({type(error).__name__}: {error}); it has the fields {sorted(row)}. expected those of infra/docs/how/held-out.md"

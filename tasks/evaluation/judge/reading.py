@@ -2,7 +2,6 @@
 
 import ast
 import json
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -103,6 +102,6 @@ def judged(score: Any) -> Judgement:
         number = float(found[1]) if found else score
     if isinstance(number, bool) or not isinstance(number, int | float):
         return Failed("garbage", f"score is {score!r:.{SHOWN}}, expected a number from {LOWEST:g} to {HIGHEST:g}")
-    if math.isnan(number) or not LOWEST <= number <= HIGHEST:
+    if not LOWEST <= number <= HIGHEST:  # not a number is in no range
         return Failed("out_of_range", f"score is {score!r:.{SHOWN}}, expected {LOWEST:g} to {HIGHEST:g}")
     return Scored(float(number))

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from infra.model.fim import Order, Renderer
 from infra.records import HeldOutCompletion
 from infra.settings.schema import Model, Sampling
-from infra.storage.store import ObjectStore, to_parquet
+from infra.storage.store import ObjectStore
 from tasks.evaluation.models.base import Models, Progress, Prompt, Text, draw_of, weights_sha256
 from tasks.evaluation.positions import Position
 
@@ -97,7 +97,7 @@ def completions_of(
     began = time.monotonic()
     rows = complete(models, checkpoint, places.places, conditions, say)
     if store and rows:
-        store.put(key, to_parquet(rows))
+        store.put_rows(key, rows)
     return Completions(weights, rows, time.monotonic() - began)
 
 

@@ -168,6 +168,11 @@ def read_model(directory: Path) -> Model:
         config = architectures.read_config(directory)
         architecture = architectures.parse(config, str(directory))
         dtype = architectures.dtype(config, str(directory))
+        if architecture.positions <= TOKENS:
+            raise UnsupportedCheckpoint(
+                f"{directory}: config.json: max_position_embeddings = {architecture.positions}, expected more than the {TOKENS} "
+                "tokens that are sampled"
+            )
         return Model(directory.resolve().name, architecture, dtype or "bfloat16", bool(dtype))
     except UnsupportedCheckpoint as error:
         raise UnsupportedCheckpoint(f"--model {error}: `{EXAMPLE} --model infra/base_model`") from None

@@ -7,7 +7,7 @@ trainer: no dropout, a gated MLP, attention that keeps no scores. Imports no tor
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Literal
 
@@ -195,7 +195,7 @@ def _stage(
 
 def _adapter(model: Architecture, split: int, rank: int) -> int:
     """Return the parameters of a layer's adapter on one of `split` tensor-parallel processes (tasks/trainer/model/adapter.py)."""
-    sides = {name: shape for name, shape in adapters.linears(model).items() if name.startswith("model.layers.0.")}
+    sides = adapters.linears(replace(model, layers=1))
     rows = [shape for name, shape in sides.items() if name.endswith(ROW_PARALLEL)]
     columns = [shape for name, shape in sides.items() if not name.endswith(ROW_PARALLEL)]
     return rank * (sum(width + out // split for out, width in columns) + sum(width // split + out for out, width in rows))

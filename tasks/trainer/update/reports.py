@@ -134,11 +134,11 @@ def _of_sampled(totals: Totals, samples: Sequence[Sample]) -> dict[str, Any]:
     p01, median, p99 = totals.log_ratio.quantile(torch.tensor([0.01, 0.5, 0.99])).exp().tolist()
     scored = [sample for sample in samples if sample.token_ids]
     advantages = torch.tensor([sample.advantage for sample in scored], dtype=torch.float64)
-    parts = {
+    parts: dict[str, tuple[float, ...]] = {
         "": (sums.tokens, sums.clipped, sums.kl, sums.weight, sums.weight_squared),
         "drawn_": (sums.drawn_tokens, sums.drawn_clipped, sums.drawn_kl, sums.drawn_weight, sums.drawn_weight_squared),
     }
-    parts["served_"] = tuple(every - drawn for every, drawn in zip(*parts.values(), strict=True))  # type: ignore[assignment]
+    parts["served_"] = tuple(every - drawn for every, drawn in zip(*parts.values(), strict=True))
     found = {f"{kind}{name}": value for kind, part in parts.items() if part[0] >= 1 for name, value in _of_kind(*part).items()}
     return found | {
         "reward": sum(sample.reward for sample in scored) / len(scored),

@@ -50,8 +50,6 @@ class StoredList(Sequence[Any]):
         """Compare with any sequence, element by element."""
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def store(path: Path, target: Path, vocabulary: int, positions: int) -> None:
     """Check the samples of a Parquet file and write them, atomically, as an Arrow file to map.

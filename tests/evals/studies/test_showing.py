@@ -42,7 +42,7 @@ def test_the_frontier_is_compared_where_it_shows_no_more() -> None:
 
 def test_the_plain_rules() -> None:
     logprobs = np.log([0.9, 0.5, 0.9])
-    row = LabelledCompletion(Place("", ""), 0.1, logprobs.tolist(), [1, 2, 3], np.full(3, np.nan), None)
-    places = CompletedPauses([], [], [row])
+    row = LabelledCompletion(Place("", ""), 0.1, "abc", logprobs.tolist(), [1, 2, 3], np.full(3, np.nan), None)
+    places = CompletedPauses([], [row])
     assert [held(places, least) for least in (0.4, 0.41)] == [[3], [0]]
     assert [cut(places, least) for least in (0.4, 0.42, 0.6, 0.95)] == [[3], [2], [1], [0]]

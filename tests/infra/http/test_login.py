@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from infra.http import login
@@ -64,6 +65,28 @@ def listening() -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
         yield f"http://127.0.0.1:{port}", Handler.seen
 
 
+def under_a_path(address: str) -> type[BaseHTTPRequestHandler]:
+    """Return the handler of a proxy that serves an address under /tabloop, and takes that path off."""
+
+    class Proxy(Listener):
+        def do_GET(self) -> None:
+            """Pass a request on."""
+            if not self.path.startswith("/tabloop/"):
+                return self.send_error(404)
+            sent = {name: self.headers[name] for name in ("Authorization", login.CODE_HEADER) if name in self.headers}
+            answer = httpx.request(self.command, address + self.path.removeprefix("/tabloop"), headers=sent)
+            self.send_response(answer.status_code)
+            for name in ("Content-Type", "Content-Length", "Content-Security-Policy", "WWW-Authenticate"):
+                if name in answer.headers:
+                    self.send_header(name, answer.headers[name])
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        do_POST = do_GET
+
+    return Proxy
+
+
 def test_a_browser_logs_in_by_the_link_and_another_port_gets_nothing(guarded: tuple[str, Any], tmp_path: Path) -> None:
     program = browser.required()
     address, admitted = guarded
@@ -96,3 +119,13 @@ def test_a_link_leads_to_a_page_of_its_own_server(guarded: tuple[str, Any], tmp_
     with browser.running(program, tmp_path / "profile") as running_browser:
         tab = running_browser.open(login.link(address, CREDENTIAL, page))
         running_browser.until(tab, f"document.body.innerText == 'inside' && location.href == {address + path!r}")
+
+
+def test_a_link_works_under_the_path_of_a_proxy(guarded: tuple[str, Any], tmp_path: Path) -> None:
+    program = browser.required()
+    address, _ = guarded
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), under_a_path(address))
+    with serving(proxy) as port, browser.running(program, tmp_path / "profile") as running_browser:
+        root = f"http://127.0.0.1:{port}/tabloop"
+        tab = running_browser.open(login.link(root, CREDENTIAL, "/inner?a=1"))
+        running_browser.until(tab, f"document.body.innerText == 'inside' && location.href == {root + '/inner?a=1'!r}")

@@ -82,6 +82,11 @@ def test_the_shipped_base_model_passes_in_under_a_second():
         ({"mlp_bias": True}, "mlp_bias = True, expected false"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3, expected a divisor of num_attention_heads = 4"),
         ({"hidden_size": "64"}, "hidden_size = '64', expected a positive integer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000, expected a positive integer up to 1,000;"),
+        ({"vocab_size": 10**400}, "vocab_size = 1000.*, expected a positive integer up to 16,777,216;"),
+        ({"head_dim": 10**9}, "head_dim = 1000000000, expected a positive integer up to 16,777,216, or none"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan, expected a number such as 1e-06"),
+        ({"rope_parameters": None, "rope_theta": 10**400}, "rope_theta = 1000.*, expected a number above 0"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type = 'llama3', expected 'default'"),
         ({"layer_types": 3}, "layer_types = 3, expected a list, or none"),
         ({"rope_parameters": "default"}, "rope_parameters = 'default', expected an object, or none"),
@@ -116,7 +121,12 @@ def test_a_copy_of_a_tied_embedding_is_no_left_over_tensor(copied):
     architectures.check(copied)
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff" * 64, (5).to_bytes(8, "little") + b"{....", (2).to_bytes(8, "little") + b"[]"])
+NO_END = b'{"a": {"shape": [1], "data_offsets": [0, null]}}'
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff" * 64, *(len(text).to_bytes(8, "little") + text for text in (b"{....", b"[]", NO_END))]
+)
 def test_a_file_of_another_format_is_refused(copied, body):
     (copied / "model.safetensors").write_bytes(body)
     with pytest.raises(UnsupportedCheckpoint, match=r"model.safetensors: not a safetensors file"):

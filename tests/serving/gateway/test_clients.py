@@ -91,6 +91,8 @@ async def test_a_client_looks_for_the_model_by_its_name(house: House) -> None:
         ("axios/1.7.9", {"input_prefix": None, "prompt": ""}, "axios"),
         ("node", {"segments": None, "prompt": ""}, "node"),
         ("ktor-client", {"prompt": "<fim_prefix>a <fim_suffix> b<fim_middle>"}, "ktor-client"),
+        ("node", {"stop": ["<EOT>", "<PRE>", "<SUF>", "<MID>"]}, "twinny"),
+        ("node", {"options": {"stop": ["<EOT>"]}}, "node"),
         ("", {}, "unknown"),
     ],
 )

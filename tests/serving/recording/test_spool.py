@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -156,6 +155,28 @@ async def test_a_disk_that_cannot_be_measured_for_a_moment_does_not_end_shipping
     await spool.close()
 
 
+async def test_a_measurement_that_began_earlier_does_not_replace_a_later_one(tmp_path: Path) -> None:
+    segment, reached, resume = await closed_segment(tmp_path), threading.Event(), threading.Event()
+
+    def clock() -> float:
+        if threading.current_thread().name == "first":
+            reached.set()
+            resume.wait(20)
+        return 4e9
+
+    spool = Spool(tmp_path, 1 << 30, clock)
+    first, later = (threading.Thread(target=spool.measure, name=name) for name in ("first", "later"))
+    first.start()
+    reached.wait(20)
+    segment.unlink()
+    later.start()
+    later.join(0.2)
+    resume.set()
+    first.join()
+    later.join()
+    assert (spool.bytes, spool.segments, spool.oldest) == (0, 0, 0.0)
+
+
 async def test_a_crash_between_upload_and_deletion_writes_the_same_object_again(tmp_path: Path) -> None:
     segment, store = await closed_segment(tmp_path), MemoryStore()
     body = segment.read_bytes()
@@ -249,9 +270,12 @@ async def test_feedback_is_acknowledged_when_earlier_completions_are_synced(tmp_
     disk.stalled_path = "completions"
     completion_written = spool.journals["completions"].write(b"{}\n")
     acknowledged = asyncio.create_task(spool.append(feedback("a")))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # the event is written
     newest = spool.journals["feedback"].newest
-    assert newest is not None and newest.done() and not completion_written.done() and not acknowledged.done()
+    assert newest is not None
+    await asyncio.wait([newest])
+    await asyncio.sleep(0.05)
+    assert newest.done() and not completion_written.done() and not acknowledged.done()
     disk.resume.set()
     await acknowledged
     assert completion_written.done()
@@ -349,8 +373,7 @@ def test_sigkill_loses_no_acknowledged_event(tmp_path: Path, method: str) -> Non
         command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), str(run), feedback("").model_dump_json(), method]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
-            acknowledged.append(writer.stdout.readline().strip())
-            time.sleep(0.05 * (run + 1))
+            acknowledged += [writer.stdout.readline().strip() for _ in range(20 * (run + 1))]
             writer.send_signal(signal.SIGKILL)
             acknowledged += writer.stdout.read().split("\n")[:-1]
     store = MemoryStore()

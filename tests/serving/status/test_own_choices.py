@@ -194,8 +194,16 @@ async def test_choices_hold_over_a_restart_without_the_store_and_are_unknown_at_
     again = Choices(Away(), file)
     await again.read()
     assert again.hold(HASH_OF_BOB) and not again.hold(HASH_OF_ADA)
-    file.write_text("{")
-    assert Choices(store, file).hold(HASH_OF_ADA)
+
+
+@pytest.mark.parametrize("body", [b"{", b"null", b"3", b'"name"', b'{"name": 1}', b"[null]", b"\xff", b"[" * 100_000])
+async def test_a_copy_that_is_no_list_of_names_counts_as_none(body: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "choices.json"
+    file.write_bytes(body)
+    at_a_replica = Choices(MemoryStore(), file)
+    assert at_a_replica.hold(HASH_OF_ADA), "nothing is known yet"
+    await at_a_replica.read()
+    assert not at_a_replica.hold(HASH_OF_ADA) and file.read_text() == "[]"
 
 
 async def test_a_full_disk_hides_no_choice_that_is_made_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evals.studies.judged.settings import StudySettings
@@ -119,6 +119,7 @@ def test_an_unreachable_server_is_a_failure_that_does_not_show_the_key():
 
 
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.none(), st.lists(st.integers())))
+@example(10**400)
 def test_reading_a_score_never_raises(score):
     judgement = read_score(chat(score).decode())
     if isinstance(score, int | float):

@@ -216,6 +216,8 @@ def test_the_settings_name_the_cards_of_an_engine() -> None:
         ("[]", "config.json is a list, expected an object"),
         ('{"model_type": "mixtral"}', "model_type = 'mixtral', expected one of qwen2, qwen3, llama"),
         (json.dumps(COMMON | QWEN["7B"] | {"num_key_value_heads": "four"}), "num_key_value_heads = 'four', expected a positive"),
+        (json.dumps(COMMON | QWEN["7B"] | {"num_hidden_layers": 10**9}), "num_hidden_layers = 1000000000, expected a positive"),
+        (json.dumps(COMMON | QWEN["7B"] | {"max_position_embeddings": 24}), "max_position_embeddings = 24, expected more than"),
         (
             json.dumps(COMMON | QWEN["7B"] | {"torch_dtype": "float8_e4m3fn"}),
             "torch_dtype = 'float8_e4m3fn', expected one of bfloat16",

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from infra.model.showing import Place
+from infra.model.showing import Place, decide
 from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted, chosen, fit, read, with_selection, write
 from tasks.showing.labels import Compared, LabelledCompletion, weighed
@@ -24,7 +26,7 @@ def made(count: int, seed: int = 0, temperature: float = 0.1, true: Sequence[flo
         kept = float(rng.random() < true[0 if probable else 1])
         label = np.array([kept, kept, np.nan])
         place = Place("x = ", "\n", "python")
-        rows.append(LabelledCompletion(place, temperature, logprobs.tolist(), [3, 6, 6], label, bool(kept)))
+        rows.append(LabelledCompletion(place, temperature, "foobar", logprobs.tolist(), [3, 6, 6], label, bool(kept)))
     return rows
 
 
@@ -66,9 +68,9 @@ def test_chances_that_serving_decided_by_are_checked_against_the_share_that_is_k
     rows = []
     for number, row in enumerate(made(900)):
         near, taken = number % 3 > 0, number % 9 not in (1, 2, 4)
-        texts = Compared("total = base", f"total = {'rest' if near else 'base'}", "total = base", taken)
+        texts = Compared(f"total = {'rest' if near else 'base'}", "total = base", taken)
         kept = np.array([np.nan, float(not near), np.nan])
-        rows.append(replace(row, ends=[6, 12, 12], kept=kept, accepted=taken, compared=texts))
+        rows.append(replace(row, text="total = base", ends=[6, 12, 12], kept=kept, accepted=taken, compared=texts))
     true = [float(row.kept[1]) for row in weighed(rows)]
     fitted = fit([replace(row, decided=(share, 2)) for row, share in zip(rows, true, strict=True)])
     assert isinstance(fitted, FittedEstimate) and fitted.served
@@ -83,6 +85,17 @@ def test_what_is_chosen_for_looking_best_is_expected_to_be_kept_as_often_as_it_i
     assert fitted.selection < -2.0 + 1e-9 and after.error < before.error
     chances, kept = chosen(with_selection(estimate_of(bias=0.5), rows), rows)
     assert np.mean(chances) == pytest.approx(np.mean(kept), abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 0), st.text("ab \n", max_size=5)), min_size=1, max_size=12), st.floats(-2, 2))
+def test_the_beginning_that_looks_best_is_the_one_that_serving_shows(tokens: list[tuple[float, str]], bias: float) -> None:
+    logprobs, parts = [p for p, _ in tokens], [part for _, part in tokens]
+    text, ends = "".join(parts), np.cumsum([len(part) for part in parts]).tolist()
+    estimate, place = estimate_of(bias, surprise=-0.5, log_characters=-0.2), Place("x = ", "\n")
+    row = LabelledCompletion(place, 0.1, text, logprobs, ends, np.arange(1.0, len(ends) + 1), None)
+    decision = decide(estimate.at(place).chances(logprobs, ends), ends, text, 0.0, 10_000)
+    (chance,), (best,) = chosen(estimate, [row])
+    assert chance == decision.chance and best == (decision.shown or 1)
 
 
 def test_completions_of_another_temperature_take_no_part() -> None:

@@ -141,8 +141,8 @@ def answered(generated: str, settled: str, verdict: bool | None) -> LabelledComp
     """A completion of a character a token, all of it shown, with the labels of its settled text."""
     ends = range(1, len(generated) + 1)
     kept = kept_up_to(generated, ends, settled, True)
-    texts = Compared(generated, settled, generated, verdict)
-    return LabelledCompletion(Place("", ""), 0.1, [-0.1] * len(ends), ends, kept, verdict, compared=texts)
+    texts = Compared(settled, generated, verdict)
+    return LabelledCompletion(Place("", ""), 0.1, generated, [-0.1] * len(ends), ends, kept, verdict, compared=texts)
 
 
 RIGHT, NEAR, WRONG = (
@@ -190,8 +190,7 @@ def test_without_verdicts_a_text_is_kept_as_it_is_or_not_at_all() -> None:
 
 def test_what_is_unknown_stays_unknown() -> None:
     beyond = answered("foo()\nbar()", "foo()\n", None)
-    unknown = LabelledCompletion(
-        beyond.place, 0.1, beyond.logprobs, beyond.ends, kept_up_to("foo()\nbar()", beyond.ends, "foo()\n", False), None
-    )
+    kept = kept_up_to(beyond.text, beyond.ends, "foo()\n", False)
+    unknown = LabelledCompletion(beyond.place, 0.1, beyond.text, beyond.logprobs, beyond.ends, kept, None)
     rows = weighed([*verdicts(0.5), unknown])
     np.testing.assert_array_equal(np.isnan(rows[-1].kept), np.isnan(unknown.kept))

@@ -108,6 +108,24 @@ def test_compacted_segments_that_a_cycle_read_stay_known_and_late_ones_are_new()
     assert [key[-10:] for key in late.plan.completions["key"]] == ["aa.parquet"]
 
 
+def test_a_container_that_an_erasure_removes_after_the_listing_stops_no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    for number in range(3):
+        put(store, number)
+    gone, kept = sorted(compact(store, LATER, LIMITS, dry_run=False).written)
+    read = store.get
+
+    def get(key: str) -> bytes:
+        if key == gone:
+            for erased in [each for each in store.objects if "/completions/" in each]:
+                store.delete(erased)
+        return read(key)
+
+    monkeypatch.setattr(store, "get", get)
+    found = compact(store, LATER, LIMITS, dry_run=False)
+    assert (found.written, len(found.removed), [*store.objects]) == ({}, 3, [kept])
+
+
 def test_young_hours_and_few_or_large_objects_are_not_compacted() -> None:
     store = MemoryStore()
     for number in range(3):

@@ -171,8 +171,9 @@ def test_the_probe_measures_quality_variety_length_and_agreement(schedule: Sched
     pauses = [schedule.first_pause(number, "later") for number in range(4)]
     texts = [pauses[0].position.truth, "zq", "zq", ""]
     chances = ([math.log(0.5)], [0.0], [math.log(0.25)], [0.0])
-    rows = [LabelledCompletion(Place("", ""), 0.1, logprobs, [1], np.array([0.0]), None) for logprobs in chances]
-    probe = Drift.of(CompletedPauses(pauses, texts, rows))
+    made = zip(texts, chances, strict=True)
+    rows = [LabelledCompletion(Place("", ""), 0.1, text, logprobs, [1], np.array([0.0]), None) for text, logprobs in made]
+    probe = Drift.of(CompletedPauses(pauses, rows))
     assert probe.variety == pytest.approx(2 / 3) and probe.agreement == pytest.approx((0.5 + 1 + 0.25 + 1) / 4)
     assert probe.quality == pytest.approx(1 / 3, abs=0.15)
     assert probe.length == pytest.approx(sum(map(len, texts)) / 3)
@@ -329,9 +330,9 @@ def test_a_part_is_named_by_the_settings_that_it_follows_from(settings: Settings
 
 def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     users, fitted_on = [f"u{number}" for number in range(40)], []
-    rows = [LabelledCompletion(Place(user, ""), 0.1, [-0.1, -3.0], [1, 2], np.array([1.0, 0.0]), None) for user in users]
+    rows = [LabelledCompletion(Place(user, ""), 0.1, "ab", [-0.1, -3.0], [1, 2], np.array([1.0, 0.0]), None) for user in users]
     pauses = [SimpleNamespace(developer=SimpleNamespace(name=user)) for user in users]
-    places = CompletedPauses(pauses, ["ab"] * 40, rows)  # type: ignore[arg-type]
+    places = CompletedPauses(pauses, rows)  # type: ignore[arg-type]
 
     def fit(completions: list[LabelledCompletion]) -> Unfitted:
         fitted_on.append({completion.place.prefix for completion in completions})

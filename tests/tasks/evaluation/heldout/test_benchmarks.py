@@ -84,10 +84,12 @@ def test_a_set_takes_the_places_asked_for_and_counts_the_others() -> None:
         ("code_fim", {"prefix": "a", "lang": "go"}, ["row 1", "code_fim", "'prompt'", "['lang', 'prefix']"]),
         ("safim", {"task_id": "1", "lang": "python", "prompt": "no hole", "ground_truth": ""}, ["prompt has no hole"]),
         ("humaneval_infilling", {"task_id": "1"}, ["KeyError"]),
+        ("humaneval_infilling", {"task_id": None}, ["row 1", "AttributeError", "['task_id']"]),
+        ("code_fim", {"prompt": "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>", "solutions": []}, ["row 1", "IndexError"]),
     ],
 )
 def test_a_row_of_another_format_is_named_with_its_fields(
-    kind: str, row: dict[str, str], words: list[str], tmp_path: Path
+    kind: str, row: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     with pytest.raises(Malformed) as error:
@@ -96,7 +98,9 @@ def test_a_row_of_another_format_is_named_with_its_fields(
 
 
 def test_a_missing_or_broken_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("{")
-    for name in ("rows.jsonl", "missing.jsonl", "missing.parquet"):
+    broken = {"rows.jsonl": b"{", "null.jsonl": b"null", "deep.jsonl": b"[" * 100_000, "cut.jsonl.gz": gzip.compress(b"{}")[:-9]}
+    for name, body in broken.items():
+        (tmp_path / name).write_bytes(body)
+    for name in (*broken, "missing.jsonl", "missing.parquet"):
         with pytest.raises(Malformed, match=r"JSON lines or \.parquet"):
             places("code_fim", tmp_path / name)
