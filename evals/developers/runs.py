@@ -26,8 +26,9 @@ from evals.developers.transport import Address, EditorClient, connect
 from tasks.evaluation.positions import Code
 
 MOST_WAITING = 5000
-"""Sessions that may wait for their file: more than a pass over the held-out packages has (3,300). With fewer, those of the longest files
-soon take every place, and developers stand still whose own file is free."""
+"""Sessions that may wait for their file: more than a pass over the held-out packages has (3,300).
+
+With fewer, those of the longest files soon take every place, and developers stand still whose own file is free."""
 
 
 @dataclass(frozen=True)
