@@ -77,7 +77,7 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
     empty = {"settled": pl.String, "settled_whole": pl.Boolean, "typed_over": pl.Int64, "not_taken": pl.String}
     return pl.DataFrame({"id": ids, "user": names, "credential": credentials, "time": times}).with_columns(
         outcome=pl.Series(np.where(accepted, "accepted", "rejected").astype(str), dtype=pl.String),
-        accepted_characters=pl.Series(np.where(accepted, 20, 0)),
+        **dict.fromkeys(("accepted_characters", "taken_characters", "taken_keys"), pl.Series(np.where(accepted, 20, 0))),
         **{name: pl.lit(None, kind) for name, kind in {**empty, "kept_characters": pl.Int64, "seen_ms": pl.Float64}.items()},
         **{name: pl.lit(value) for name, value in constant.items()},
     )
