@@ -92,13 +92,15 @@ def memory(
     context: typer.Context,
     model: Annotated[Path, typer.Option(help="directory of a checkpoint in Hugging Face's layout; config.json is enough")],
     gpu: Annotated[str, typer.Option(help="memory of a card: 80GB, 141GB, 80GiB")],
-    gpus: Annotated[int, typer.Option(min=1, help="number of cards")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=10_000, help="number of cards")] = 1,
     tensor: Annotated[int | None, typer.Option(min=1, help="show this tensor-parallel size instead of proposals")] = None,
     pipeline: Annotated[int, typer.Option(min=1, help="with --tensor: pipeline-parallel size")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="with --tensor: tokens of a micro-batch")] = 8192,
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 24, help="with --tensor: tokens of a micro-batch")] = 8192,
     positions: Annotated[
         int | None,
-        typer.Option(min=1, help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)"),
+        typer.Option(
+            min=1, max=1 << 24, help="with --tensor: selected positions of a micro-batch (default: an eighth of the tokens)"
+        ),
     ] = None,
     recompute: Annotated[Literal["none", "selective", "full"], typer.Option(help="with --tensor: train.recompute")] = "none",
     sequence: Annotated[bool, typer.Option("--sequence", help="with --tensor: train.sequence_parallel")] = False,

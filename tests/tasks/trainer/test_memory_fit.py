@@ -204,6 +204,8 @@ def test_the_command_prints_a_proposal_and_names_bad_input(tmp_path: Path, capsy
     ("options", "message"),
     [
         (("--gpus", "0"), "'--gpus'"),
+        (("--gpus", "1000000000"), "'--gpus'"),
+        (("--tensor", "1", "--tokens", f"{10**30}"), "'--tokens'"),
         (("--tensor", "0"), "'--tensor'"),
         (("--tensor", "-1"), "'--tensor'"),
         (("--tensor", "1", "--pipeline", "0"), "'--pipeline'"),
