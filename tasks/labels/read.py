@@ -1,6 +1,6 @@
 """Read the events of a partition from the object store."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,12 +10,17 @@ import pyarrow as pa
 
 from infra.records import Completion, Feedback
 from infra.storage.events.read import fetch, time_of, times, visible
+from infra.storage.events.segments import Segment
 from infra.storage.events.tables import checked
 from infra.storage.store import ObjectStore
 from tasks.labels.partitions import IMPRESSION, PENDING, Partition, id_frame
 from tasks.labels.sampled import in_sample
 
 TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "logprobs", "token_ends")
+ERASED = (
+    "a user or project was erased in the meantime. Nothing was sealed; the next run collects again: `prefect deployment run "
+    "cycle/cycle`"
+)
 
 
 @dataclass(eq=False)
@@ -83,6 +88,14 @@ def read_events(store: ObjectStore, partition: Partition) -> pl.DataFrame:
     return pl.concat(frames)
 
 
+def _planned(store: ObjectStore, keys: Sequence[str], left_out: Sequence[str]) -> Iterator[tuple[str, Segment]]:
+    """Yield what `fetch` does. Raises InputChanged if an object is gone."""
+    try:
+        yield from fetch(store, keys, left_out=left_out)
+    except KeyError as error:
+        raise InputChanged(f"{error.args[0]} is gone, expected as planned: {ERASED}") from None
+
+
 def _read_tables(
     store: ObjectStore,
     partition: Partition,
@@ -98,15 +111,12 @@ def _read_tables(
     give_back()
     expected = {row["key"]: row for row in sources.iter_rows(named=True)}
     by_schema: dict[tuple[float, str], _Together] = {(-np.inf, ""): _Together([pa.schema([]).empty_table()])}
-    for holder, part in fetch(store, sources["object"].unique().sort().to_list(), left_out=left_out):
+    for holder, part in _planned(store, sources["object"].unique().sort().to_list(), left_out):
         source = expected.get(part.key)
         if source is None or source["object"] != holder:
             continue
         if part.sha256 != source["sha256"]:
-            raise InputChanged(
-                f"{store.uri(part.key)}: SHA-256 {part.sha256}, expected {source['sha256']} as planned: a user or project was "
-                "erased in the meantime. Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
-            )
+            raise InputChanged(f"{store.uri(part.key)}: SHA-256 {part.sha256}, expected {source['sha256']} as planned: {ERASED}")
         table = visible(part.table, source["after"], partition.erased, partition.scope)
         selected = table.filter(pl.Series(near(times(table))).to_arrow()) if near else table
         if partition.share < 1:

@@ -119,6 +119,15 @@ def test_an_object_rewritten_after_planning_is_an_error() -> None:
         join_partition(store, partition)
 
 
+def test_an_object_removed_after_planning_is_an_error() -> None:
+    store = MemoryStore()
+    put(store, "a", ["1", "2"], NOW)
+    (partition,) = plan_window(store, Window(NOW - 1, NOW + 99, NOW - 99, {}), NOW + 100, 60).partitions
+    store.delete("events/completions/date=2027-01-15/hour=08/a.parquet")
+    with pytest.raises(InputChanged, match=r"a.parquet is gone, .* was erased in the meantime"):
+        join_partition(store, partition)
+
+
 def test_a_clock_that_was_ahead_for_one_cycle_loses_no_request() -> None:
     store, registry = MemoryStore(), MemoryRegistry(v1={})
     registry.aliases["champion"] = "1"
