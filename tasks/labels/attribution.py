@@ -234,9 +234,10 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
         .then(accepted)
         .otherwise(partially)
     )
-    part = pl.min_horizontal(pl.coalesce("accepted_characters", line), length)
-    whole = pl.when(reported.is_in(["accepted", "retained"])).then(length)
-    pairs = pairs.with_columns(taken_characters=whole.when(reported == "partially_accepted").then(part).otherwise(0))
+    part = pl.coalesce("accepted_characters", pl.when(reported == "retained").then(length).otherwise(line))
+    part = pl.when(reported.is_in(["partially_accepted", "retained"])).then(pl.max_horizontal(part, "remaining")).otherwise(0)
+    taken = pl.when(reported == "accepted").then(length).otherwise(pl.min_horizontal(part, length))
+    pairs = pairs.with_columns(taken_characters=taken)
     texts = pairs.select(pl.col("shown_text").str.head("taken_characters")).to_series()
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),

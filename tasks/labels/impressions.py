@@ -45,7 +45,12 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
         pl.col("language").max(),  # the language that an event names, if any does
         pl.col("seen_ms").first(),
         not_taken=pl.col("reason").filter(pl.col("reason") != "").first().fill_null(""),
+        part=pl.col("accepted_characters").filter(pl.col("outcome") == "partially_accepted").max(),
+        whole=(pl.col("outcome") == "accepted").any(),
     )
+    # A retained text was accepted in whole, unless another event of the impression says that a part of it was.
+    accepted = pl.when(pl.col("outcome") != "retained").then("accepted_characters").when(~pl.col("whole")).then("part")
+    impressions = impressions.with_columns(accepted_characters=accepted).drop("part", "whole")
     # An event that names only the id may lack the place that another event of the impression has.
     placeless = strongest.join(impressions.filter(pl.col("shown") == ""), on=key, how="semi")
     places = placeless.sort(pl.col("shown") != "", "outcome", "time", "id", descending=[True, True, False, True])

@@ -131,6 +131,15 @@ def test_the_time_saved_counts_keys_of_what_stands_and_characters_that_were_dele
     assert rows.filter(id=request.id).select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([saved])
 
 
+@pytest.mark.parametrize(("first", "deleted"), [({"outcome": "accepted"}, 8), ({"outcome": PART, "accepted_characters": 4}, 0)])
+def test_of_a_retained_text_only_what_was_accepted_can_be_deleted(first: dict[str, Any], deleted: int) -> None:
+    (request,) = served("a", text="foo()bar.baz")
+    accepts, kept = sent(request, client_id="k", shown=request.text, **first), {"outcome": "retained", "retained": "foo("}
+    events = [accepts, accepts.model_copy(update={"id": "later", "time": NOW + 30, **kept})]
+    rows = account([request], events, limits=LIMITS, until=NOW + 1000).classified
+    assert rows.select(saved=measures.SAVED)["saved"].to_list() == pytest.approx([0.2 * (4 - deleted - 1) - 0.5])
+
+
 @pytest.mark.parametrize("text", ["x", LINES, "\n  a\n\n\tb = 1"])
 def test_an_accepted_text_that_stands_saves_what_a_simulated_developer_counts(text: str) -> None:
     (request,) = served("a", text=text)
