@@ -48,7 +48,7 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
         part=pl.col("accepted_characters").filter(pl.col("outcome") == "partially_accepted").max(),
         whole=(pl.col("outcome") == "accepted").any(),
     )
-    # A retained text was accepted in whole, unless the impression says that a part of it was.
+    # A retained text was accepted in whole, unless another event of the impression says that a part of it was.
     accepted = pl.when(pl.col("outcome") != "retained").then("accepted_characters").when(~pl.col("whole")).then("part")
     impressions = impressions.with_columns(accepted_characters=accepted).drop("part", "whole")
     # An event that names only the id may lack the place that another event of the impression has.
