@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,9 +101,14 @@ async def slots(world: World) -> AsyncIterator[tuple[AdapterClient, AdapterClien
         yield AdapterClient(http, world.url, "secret"), AdapterClient(http, world.url, "secret")
 
 
-async def sample(client: AdapterClient, version: str, tokens: int = 16) -> list[Delta]:
-    request = EngineRequest(PROMPT, tokens, TEMPERATURE, 1.0, [], version)
-    return [delta async for delta in client.generate(request)]
+async def sample(
+    client: AdapterClient, version: str, tokens: int = 16, on_delta: Callable[[], None] = lambda: None
+) -> list[Delta]:
+    deltas = []
+    async for delta in client.generate(EngineRequest(PROMPT, tokens, TEMPERATURE, 1.0, [], version)):
+        deltas.append(delta)
+        on_delta()
+    return deltas
 
 
 def assert_sampled_by(world: World, version: str, deltas: list[Delta]) -> None:
@@ -209,13 +214,14 @@ async def test_while_all_versions_sample_one_more_has_to_wait(world: World, slot
     versions = [str(number) for number in range(30, 30 + MOST)]
     for version in versions:
         await slot.swap(str(world.adapter(version)), version)
-    running = [asyncio.create_task(sample(slot, version, 150)) for version in versions]
-    await asyncio.sleep(0.2)
+    one_more, begun = str(world.adapter("39")), [asyncio.Event() for _ in versions]
+    running = [asyncio.create_task(sample(slot, version, 170, event.set)) for version, event in zip(versions, begun, strict=True)]
+    await asyncio.gather(*(event.wait() for event in begun))
     with pytest.raises(EngineDown, match=f"version 39: all {MOST} versions that the engine holds .* are sampling"):
-        await slot.swap(str(world.adapter("39")), "39")
+        await slot.swap(one_more, "39")
     for version, deltas in zip(versions, await asyncio.gather(*running), strict=True):
         assert_sampled_by(world, version, deltas)
-    await slot.swap(str(world.adapter("39")), "39")
+    await slot.swap(one_more, "39")
 
 
 async def test_a_version_with_the_bases_own_weights_is_served_as_the_base(
