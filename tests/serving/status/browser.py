@@ -51,7 +51,7 @@ class Tab:
         """Wait until JavaScript is true in the page. Raises AssertionError with the page's text if it is not in time."""
         deadline = time.monotonic() + ANSWER_SECONDS
         while not await self.run(script):
-            shown = await self.run("document.body.innerText.slice(0, 2000)")
+            shown = await self.run("document.body?.innerText.slice(0, 2000)")  # a page that loads has no body yet
             assert time.monotonic() < deadline, f"{script}: never true in {shown}"
             await asyncio.sleep(0.1)
 
