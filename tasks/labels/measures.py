@@ -58,9 +58,10 @@ SAVED = (
 """Seconds that a completion saved, less its reading (infra/model/time_saved.py); negative where reading cost more.
 
 The keys are those of the accepted text (time_saved.keystrokes); where a part of it stands, in proportion to the kept characters,
-as its blanks are (infra/model/kept_text.py). All of an accepted text is read; of one accepted by less than half a fixation more
-than that; of a rejected one the part up to its first wrong word; or all, the upper bound, where the settled text is unknown. One
-that an editor does not report costs no reading, since nothing of it is known: the saving is too high there."""
+as its blanks are (infra/model/kept_text.py). All of an accepted text is read. Where less than half was accepted, that part is
+read and one fixation more; of a rejected text the part up to its first wrong word. Where the settled text is unknown, all is
+read, the upper bound. A text that an editor does not report costs no reading, since nothing of it is known: the saving is too
+high there."""
 SUMS: dict[str, pl.Expr] = {
     "requests": pl.lit(1),
     "shown": SHOWN,

@@ -192,7 +192,8 @@ def gain(change: float, seed: int = 0, interactions: int = 7200, ground: str = "
         return by_user(users, columns | {"written": written})
 
     best, everything, after = (sums(v) for v in (base, base - 0.01, base + change + rng.normal(0, 0.01, 1000)))
-    return Gain(ground, interactions, best, everything, after, after, {"quality": (0.5, "0 to 1")})  # type: ignore[arg-type]
+    readings = {"quality": (0.5, "0 to 1")}
+    return Gain(ground, interactions, best, everything, after, after, readings)  # type: ignore[arg-type]  # a ground's name
 
 
 def test_a_gain_has_an_interval_over_the_users_of_all_seeds() -> None:
@@ -332,7 +333,7 @@ def test_nobody_meets_a_decision_that_was_fitted_on_what_they_wrote(settings: Se
     users, fitted_on = [f"u{number}" for number in range(40)], []
     rows = [LabelledCompletion(Place(user, ""), 0.1, "ab", [-0.1, -3.0], [1, 2], np.array([1.0, 0.0]), None) for user in users]
     pauses = [SimpleNamespace(developer=SimpleNamespace(name=user)) for user in users]
-    places = CompletedPauses(pauses, rows)  # type: ignore[arg-type]
+    places = CompletedPauses(pauses, rows)  # type: ignore[arg-type]  # pauses with the fields that are read
 
     def fit(completions: list[LabelledCompletion]) -> Unfitted:
         fitted_on.append({completion.place.prefix for completion in completions})
