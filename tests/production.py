@@ -102,6 +102,7 @@ def variables(folder: Path, s3: str) -> dict[str, str]:
         **SMALL_CYCLES,
         "TABLOOP_TRAIN__FOLDER": str(folder / "cycles"),
         "TABLOOP_STORE__ENDPOINT": s3,
+        "TABLOOP_STORE__BUCKET": folder.name,  # a test that runs again begins with an empty one
         "TABLOOP_STORE__ACCESS_KEY": "k",
         "TABLOOP_STORE__SECRET_KEY": "s",
         "TABLOOP_STORE__LOCK": "null",

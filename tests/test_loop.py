@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="Prefect's server ans
 LABELS = 80
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def servers(moto: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
     """Production's servers with empty databases."""
     with production.running(tmp_path_factory.mktemp("production"), moto) as servers:

@@ -31,7 +31,6 @@ OF_WEB = {
     "roles": ["complete", "feedback", "users", "versions"],
 }
 ADAPTERS = {
-    "TABLOOP_STORE__BUCKET": "adapters",
     "TABLOOP_SERVING__ADAPTERS": "6",
     "TABLOOP_SERVING__PROJECTS": json.dumps({"web": {"own_champion": True}}),
     "TABLOOP_SERVING__TOKENS": json.dumps({"web": OF_WEB}),
@@ -41,7 +40,7 @@ ADAPTERS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def servers(moto: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
     """Production's servers, whose slots are one engine."""
     url = f"http://127.0.0.1:{free_ports(1)[0]}"

@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.long(reason="it starts production's servers twice, and the loop's test walks them in every run"),
     pytest.mark.timing(reason="Prefect's server answers late on a busy machine"),
 ]
-BUCKET = {"TABLOOP_STORE__BUCKET": "lost"}
 
 
 def test_the_walked_commands_are_those_of_the_page() -> None:
@@ -37,7 +36,8 @@ def test_the_walked_commands_are_those_of_the_page() -> None:
 
 @pytest.mark.timeout(1800)
 async def test_what_is_restored_is_what_was_acknowledged_and_the_open_cycle_ends(moto: str, tmp_path: Path) -> None:
-    with production.running(tmp_path / "before", moto, BUCKET) as servers:
+    bucket = {"TABLOOP_STORE__BUCKET": tmp_path.name.replace("_", "-")}
+    with production.running(tmp_path / "before", moto, bucket) as servers:
         await lose_the_worker_in_training(servers)
         store = ObjectStore.connect(servers.settings.store)
         events, manifest = events_of(store), newest(store)
@@ -50,7 +50,7 @@ async def test_what_is_restored_is_what_was_acknowledged_and_the_open_cycle_ends
     began = time.monotonic()
     for key, body in copy.items():
         store.put(key, body)
-    with production.running(tmp_path / "after", moto, BUCKET, dumps) as servers:
+    with production.running(tmp_path / "after", moto, bucket, dumps) as servers:
         said = servers.run(production.BOOTSTRAP).splitlines()
         assert len(said) == 4 and all("unchanged" in line for line in said), said
         servers.start("evaluation", production.ENGINES[2]).wait()
