@@ -55,8 +55,8 @@ ANCHOR_CHARACTERS = 60
 where both requests name the same file."""
 DIRTY_CHARACTERS = 512
 """Maximum characters by which the text at a position may grow beyond the completion's limit between two requests. Beyond it a
-paste or an agent wrote the text, and it is no label. Nor is a reported text whose length differs by more from what was shown.
-Longer settled text is cut to as many characters, at the end of a line."""
+paste or an agent wrote the text, and it is no label. Nor is a reported text that is longer than what was shown by more. Longer
+settled text is cut to as many characters, at the end of a line."""
 CHARACTERS_A_TOKEN = 4
 """Characters that a token has, for the limit of a completion."""
 NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "max_tokens", "opted_out", "redacted")

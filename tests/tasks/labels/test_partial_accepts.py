@@ -12,7 +12,7 @@ from infra.records import Completion, Feedback
 from infra.settings.schema import Reward
 from tasks.labels import measures
 from tasks.rewards.reward import with_rewards
-from tests.tasks.labels.test_hindsight import accounted, asked, behind, here
+from tests.tasks.labels.test_hindsight import accounted, asked, behind, here, row
 from tests.tasks.made import NOW
 
 BLOCK = "foo(bar)\n    one = 1\n    two = 2"
@@ -81,3 +81,31 @@ def test_of_a_part_that_was_accepted_no_more_is_retained(accepted: int, retained
     found = counted(events)
     kept = kept_of_part(BLOCK, accepted, retained)
     assert (found["outcome"], found["taken_characters"], found["accepted_characters"]) == (PART, accepted, kept)
+
+
+@pytest.mark.parametrize(
+    ("event", "stated", "kept"),
+    [
+        ({"outcome": PART, "accepted_characters": 8}, 32, 8),  # of the whole, of which the rest was typed
+        ({"outcome": PART, "accepted_characters": 8}, 5, 5),
+        ({"outcome": PART, "accepted_characters": 32}, 32, 32),
+        ({"outcome": "accepted"}, 32, 32),
+        ({"outcome": "rejected"}, 32, 32),  # typed by hand
+    ],
+)
+def test_a_number_of_kept_characters_counts_up_to_the_part(event: dict[str, Any], stated: int, kept: int) -> None:
+    found = counted([said(0, 0, **event, settled_kept=stated, settled_total=40)])
+    assert (found["kept_characters"], found["sum_kept"]) == (kept, 0 if event["outcome"] == "rejected" else kept)
+
+
+LONG = "\n".join(f"    first_{number} = second({number})" for number in range(40))
+"""1,149 characters."""
+
+
+@pytest.mark.parametrize("settled", ["    first_0 = second(0)", LONG])
+@pytest.mark.parametrize("outcome", ["accepted", PART])
+def test_a_short_report_on_a_long_text_is_no_paste(settled: str, outcome: str) -> None:
+    sent = here(outcome=outcome, accepted_characters=23, shown=LONG, settled=settled)
+    found = row(accounted([asked(text=LONG, max_tokens=300)], [sent]))
+    part = 23 if outcome == PART else len(LONG)
+    assert (found["settled"], found["kept_characters"]) == (settled, kept_of_part(LONG, part, settled))
