@@ -109,3 +109,12 @@ def test_a_short_report_on_a_long_text_is_no_paste(settled: str, outcome: str) -
     found = row(accounted([asked(text=LONG, max_tokens=300)], [sent]))
     part = 23 if outcome == PART else len(LONG)
     assert (found["settled"], found["kept_characters"]) == (settled, kept_of_part(LONG, part, settled))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 40), st.sampled_from(["", "\n", "  # more\n" * 30]))
+def test_all_lines_of_a_long_accepted_text_are_kept(lines: int, stay: int, more: str) -> None:
+    text = "".join(LONG.splitlines(keepends=True)[:lines]).rstrip()
+    stands = "\n".join(text.split("\n")[: stay or None]) + more.rstrip("\n")
+    found = row(accounted([asked(text=text, max_tokens=300), behind(text=stands, max_tokens=300)], [here(shown=text)]))
+    assert found["kept_characters"] == kept_of_part(text, len(text), stands)
