@@ -48,7 +48,7 @@ reports = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(0, 34), min_size=1, max_size=4),
     reports,
@@ -111,7 +111,7 @@ def test_a_short_report_on_a_long_text_is_no_paste(settled: str, outcome: str) -
     assert (found["settled"], found["kept_characters"]) == (settled, kept_of_part(LONG, part, settled))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 40), st.sampled_from(["", "\n", "  # more\n" * 30]))
 def test_all_lines_of_a_long_accepted_text_are_kept(lines: int, stay: int, more: str) -> None:
     text = "".join(LONG.splitlines(keepends=True)[:lines]).rstrip()
