@@ -23,7 +23,7 @@ from typing import get_args
 import numpy as np
 import polars as pl
 
-from infra.model.kept_text import kept_characters
+from infra.model.kept_text import kept_of_part
 from infra.model.time_saved import keystrokes
 from infra.records import LabelOutcome
 from infra.redaction.texts import CUT_STEP
@@ -216,35 +216,35 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     )
     length = pl.col("shown_characters").cast(pl.Int64)
     # An event without the text counts the characters as they were sent.
-    text = pl.when("crlf", pl.col("shown") == "").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
+    text = pl.when("crlf", "bare").then(pl.col("text").str.replace_all("\n", "\r\n", literal=True))
     accepted = text.str.head("accepted_characters").str.replace_all("\r\n", "\n", literal=True).str.len_chars()
     pairs = pairs.with_columns(accepted_characters=pl.coalesce(accepted.cast(pl.Int64), "accepted_characters"))
     shown = pl.col("text").str.slice(pl.col("extent") - length, length)
     seen = _seen(shown)
     pairs = pairs.with_columns(shown_text=shown.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
-    later = pairs.filter(pl.col("reported") == "retained").select("row_number", "shown_text", "retained")
-    remaining = [kept_characters(shown, retained) for _, shown, retained in later.iter_rows()]
-    pairs = pairs.join(later.select("row_number", remaining=pl.Series(remaining, dtype=pl.Int64)), on="row_number", how="left")
+    reported = pl.col("reported")
     line = pl.col("shown_text").str.split("\n").list.first().str.len_chars().cast(pl.Int64)
-    reported, accepted, partially = pl.col("reported"), pl.lit("accepted"), pl.lit("partially_accepted")
+    part = pl.coalesce("accepted_characters", pl.when(reported == "retained").then(length).otherwise(line))
+    part = pl.when(reported.is_in(["partially_accepted", "retained"])).then(pl.min_horizontal(part, length)).otherwise(0)
+    pairs = pairs.with_columns(taken_characters=pl.when(reported == "accepted").then(length).otherwise(part))
+    later = pairs.filter(reported == "retained").select("row_number", "shown_text", "taken_characters", "retained")
+    remaining = [kept_of_part(shown, taken, retained) for _, shown, taken, retained in later.iter_rows()]
+    pairs = pairs.join(later.select("row_number", remaining=pl.Series(remaining, dtype=pl.Int64)), on="row_number", how="left")
+    stays = pl.coalesce("remaining", "taken_characters")
     outcome = (
         pl.when(reported.is_in(["shown", "rejected", "thumbs_down"]))
         .then(pl.lit("rejected"))
-        .when((reported == "accepted") | ((pl.col("remaining") == length) & (length > 0)))
-        .then(accepted)
-        .otherwise(partially)
+        .when((reported == "accepted") | ((stays == length) & (length > 0)))  # word by word too
+        .then(pl.lit("accepted"))
+        .otherwise(pl.lit("partially_accepted"))
     )
-    part = pl.coalesce("accepted_characters", pl.when(reported == "retained").then(length).otherwise(line))
-    part = pl.when(reported.is_in(["partially_accepted", "retained"])).then(pl.max_horizontal(part, "remaining")).otherwise(0)
-    taken = pl.when(reported == "accepted").then(length).otherwise(pl.min_horizontal(part, length))
-    pairs = pairs.with_columns(taken_characters=taken)
     texts = pairs.select(pl.col("shown_text").str.head("taken_characters")).to_series()
     return pairs.select(
         *("served", "served_time", "text", "reported", "client_id", "impression", "time", "cache_hit", "not_taken", "seen_ms"),
         *("shown_characters", "extent", "taken_characters", *REPORTED_COLUMNS),
         stated_text=pl.when(pl.col("stated_at").is_not_null()).then("text"),
         outcome=outcome.cast(LABEL),
-        accepted_characters=pl.coalesce("remaining", "taken_characters"),
+        accepted_characters=stays,
         taken_keys=pl.Series([keystrokes(text) for text in texts], dtype=pl.Int64),
         reported_language="language",
         reporter="client",
@@ -326,9 +326,9 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     kept_characters        of the shown text, or of the part that was taken, in the settled text; null if unknown
     typed_over             at the begin of the settled text, typed before the shown text was shown; null without feedback
 
-    Of several impressions of one completion the strongest outcome counts, then the largest extent. Further columns of `matches`
-    stay with the label. A settled text that an editor reports wins over one from later requests, unless it differs from what was
-    shown by more than hindsight.DIRTY_CHARACTERS in length.
+    Of several impressions of one completion the strongest outcome counts, then the largest extent, then the longest part
+    that was accepted. Further columns of `matches` stay with the label. A settled text that an editor reports wins over one from
+    later requests, unless it is longer than what was shown by more than hindsight.DIRTY_CHARACTERS.
 
     `part`: whether the completions are a part of a window: then `unreported` is that of every user, and `rules` says which
     requests a client with such rules reports (unreported.by_own_rules brings the two together).
@@ -338,8 +338,9 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     if "kept_characters" not in matches.columns:
         matches = matches.with_columns(pl.lit(None, pl.Int64).alias(name) for name in ("kept_characters", "typed_over"))
     # The ids make the order total, so that the result does not depend on the order of the events.
-    order = ["reported", "extent", "time", "client_id", "impression", "kept_characters"]
-    best = matches.sort(order, descending=[True, True, True, True, False, True], nulls_last=True)
+    longest = pl.when(pl.col("reported") == "partially_accepted").then("taken_characters")
+    order = ["reported", "extent", longest, "time", "client_id", "impression", "kept_characters"]
+    best = matches.sort(order, descending=[True, True, True, True, True, False, True], nulls_last=True)
     labels = best.filter(pl.col("reported") != "shown", ~pl.col("cache_hit")).unique(
         ["served", "served_time"], keep="first", maintain_order=True
     )

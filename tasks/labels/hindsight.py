@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import polars as pl
 
-from infra.model.kept_text import kept_of_part
+from infra.model.kept_text import REACH, kept_of_part
 from infra.settings.schema import Hindsight
 from tasks.labels.documents import Documents
 from tasks.labels.normal_lines import normal_completions
@@ -46,20 +46,21 @@ COLUMNS: Mapping[str, type[pl.DataType] | pl.DataType] = {
 nothing of it is missing; id of the later request that shows it, or FEEDBACK; why it is not known; and the characters written
 between the request's cursor and that of the next request, null if unknown."""
 STANDS = "stands"
-"""Column of the first DIRTY_CHARACTERS that stand at the place, the line of the later cursor and those behind it too: a developer
-who goes on within an accepted text has kept its later lines, though they are no settled text yet. Known also of a place that is
-empty or still typed at, and of one whose line was changed before it or is gone: an accepted text that was undone is not kept."""
+"""Column of all that stands at the place, the line of the later cursor and those behind it too: a developer who goes on within an
+accepted text has kept its later lines, though they are no settled text yet. Known also of a place that is empty or still typed
+at, and of one whose line was changed before it or is gone: an accepted text that was undone is not kept. Cut to REACH times the
+completion's length, of which the kept characters are counted, but not below DIRTY_CHARACTERS."""
 FEEDBACK = "feedback"
 ANCHOR_CHARACTERS = 60
 """Characters at the end of a prefix by which its position is found again, where they occur once. A shorter prefix counts only
 where both requests name the same file."""
 DIRTY_CHARACTERS = 512
 """Maximum characters by which the text at a position may grow beyond the completion's limit between two requests. Beyond it a
-paste or an agent wrote the text, and it is no label. Nor is a reported text whose length differs by more from what was shown.
-Longer settled text is cut to as many characters, at the end of a line."""
+paste or an agent wrote the text, and it is no label. Nor is a reported text that is longer than what was shown by more. Longer
+settled text is cut to as many characters, at the end of a line."""
 CHARACTERS_A_TOKEN = 4
 """Characters that a token has, for the limit of a completion."""
-NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "max_tokens", "opted_out", "redacted")
+NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "text", "max_tokens", "opted_out", "redacted")
 
 
 class Settled(NamedTuple):
@@ -114,7 +115,8 @@ def _columns(rows: pl.DataFrame) -> list[list[Any]]:
     """The fields of _Requests."""
     hidden = pl.when("opted_out").then(pl.lit("opted_out")).when("redacted").then(pl.lit("redacted")).otherwise(pl.lit(""))
     document, cursor = (pl.col("prefix") + pl.col("suffix")).alias("document"), pl.col("prefix").str.len_chars().alias("cursor")
-    columns = rows.select("id", "time", "file", document, cursor, "max_tokens", hidden.alias("hidden"), "wanted")
+    size = pl.col("text").str.len_chars()
+    columns = rows.select("id", "time", "file", document, cursor, "max_tokens", size, hidden.alias("hidden"), "wanted")
     return [column.to_list() for column in columns.iter_columns()]
 
 
@@ -129,6 +131,8 @@ class _Requests:
     documents: Sequence[str]
     cursors: Sequence[int]
     limits: Sequence[int]
+    sizes: Sequence[int]
+    """Characters of their completions."""
     hidden: Sequence[str]
     """Why a request's text cannot be used; empty if it can."""
     wanted: Sequence[bool]
@@ -152,7 +156,8 @@ class _Requests:
                     continue
                 quiet = self.times[stop - 1] - time >= self.settings.quiet_seconds
                 found, stands = self._last(at, stop, views) if quiet else ("not_shown", None)
-                yield id, found, self._written(at, views), stands and stands[:DIRTY_CHARACTERS]
+                most = max(DIRTY_CHARACTERS, REACH * self.sizes[at])
+                yield id, found, self._written(at, views), stands and stands[:most]
 
     def _views(self, at: int, stop: int) -> "_Views | Reason":
         """Return the views of later requests at a place, or why they show none."""

@@ -27,14 +27,16 @@ def judged_outcome() -> pl.Expr:
 def merge(feedback: pl.DataFrame) -> pl.DataFrame:
     """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names.
 
-    Of several retained texts the latest counts. Lines of the texts end in LF (normal_lines.py).
+    Of several partial accepts the longest counts, of several retained texts the latest. Lines of the texts end in LF
+    (normal_lines.py).
     """
     key = [*WHO, "impression"]
+    part = pl.when(pl.col("outcome") == "partially_accepted").then("accepted_characters").fill_null(0)
     first = pl.when(pl.col("outcome") == "retained").then(-pl.col("time")).otherwise("time")
     strongest = (
         normal_feedback(feedback)
         .with_columns(impression(), judged_outcome())
-        .sort("outcome", pl.col("accepted_characters").fill_null(0), first, "id", descending=[True, True, False, True])
+        .sort("outcome", part, first, "id", descending=[True, True, False, True])
     )
     impressions = strongest.group_by(key).agg(
         pl.col(
@@ -45,7 +47,8 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
         pl.col("language").max(),  # the language that an event names, if any does
         pl.col("seen_ms").first(),
         not_taken=pl.col("reason").filter(pl.col("reason") != "").first().fill_null(""),
-        part=pl.col("accepted_characters").filter(pl.col("outcome") == "partially_accepted").max(),
+        part=pl.col("accepted_characters").filter(pl.col("outcome") == "partially_accepted").first(),
+        bare=(pl.col("shown") == "").filter(pl.col("outcome") == "partially_accepted").first(),
         whole=(pl.col("outcome") == "accepted").any(),
     )
     # A retained text was accepted in whole, unless another event of the impression says that a part of it was.

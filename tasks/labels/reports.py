@@ -1,8 +1,9 @@
 """Settled text that an editor reports itself: it wins over what later requests show. Pure.
 
-Of several reports on a completion the latest counts. A report that differs from what was shown by more than
-hindsight.DIRTY_CHARACTERS in length is a paste's or an agent's: nothing of the completion counts as kept, and its text
-is no label. An editor that may not send text reports numbers; the text is then not taken from later requests either.
+Of several reports on a completion the latest counts. A report that is longer than what was shown by more than
+hindsight.DIRTY_CHARACTERS is a paste's or an agent's: nothing of the completion counts as kept, and its text is no label.
+An editor that may not send text reports numbers; the text is then not taken from later requests either. Of a text that was
+accepted in part its number may be of the whole, and counts up to the part.
 """
 
 from collections.abc import Sequence
@@ -41,9 +42,10 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         reported.select(*REPORTS, id="served", time="served_time"), on=OWN
     )
     rows = rows.filter(pl.col("outcome").is_not_null())
-    rows = with_kept(rows, "stated_text", rows["stated_settled"]).with_columns(size=pl.col("shown_characters"))
+    rows = with_kept(rows, "stated_text", rows["stated_settled"])
+    size, taken = pl.col("shown_characters"), pl.col("taken_characters")
     length = pl.coalesce(pl.col("stated_settled").str.len_chars().cast(pl.Int64), "stated_total")
-    dirty = ((length - pl.col("size")).abs() > DIRTY_CHARACTERS).fill_null(False)
+    dirty = (length - size > DIRTY_CHARACTERS).fill_null(False)
     usable = pl.col("stated_settled").is_not_null() & ~dirty & (pl.col("stated_settled").str.strip_chars() != "")
     reason = (
         pl.when(usable)
@@ -63,13 +65,13 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         stated_typed="typed_over",
         stated_kept=pl.when(dirty)
         .then(pl.lit(0, pl.Int64))
-        .when(pl.col("stated_settled").is_null() & (pl.col("size") > 0))
-        .then(pl.min_horizontal("stated_kept", "stated_total", "size"))
+        .when(pl.col("stated_settled").is_null() & (size > 0))
+        .then(pl.min_horizontal("stated_kept", "stated_total", pl.when(taken > 0).then(taken).otherwise(size)))
         .otherwise("kept_characters"),
     )
     joined = labelled.join(rows, on=OWN, how="left").sort(*OWN)
     reported_by = pl.col("says_more").fill_null(False)
-    taken = {
+    sources = {
         "settled": "stated_settled",
         "settled_whole": "stated_whole",
         "unsettled": "stated_unsettled",
@@ -77,12 +79,12 @@ def with_reports(labelled: pl.DataFrame, matches: pl.DataFrame) -> pl.DataFrame:
         "typed_over": "stated_typed",
     }
     joined = joined.with_columns(
-        *(pl.when(reported_by).then(source).otherwise(name).alias(name) for name, source in taken.items()),
+        *(pl.when(reported_by).then(source).otherwise(name).alias(name) for name, source in sources.items()),
         settled_by=pl.when(reported_by)
         .then(pl.when(pl.col("stated_settled").is_not_null()).then(pl.lit(FEEDBACK)))
         .otherwise("settled_by"),
     )
-    return _without_hidden(joined.drop("says_more", *taken.values()))
+    return _without_hidden(joined.drop("says_more", *sources.values()))
 
 
 def _without_hidden(labelled: pl.DataFrame) -> pl.DataFrame:

@@ -287,21 +287,23 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
     impressions: dict[object, list[Feedback]] = {}
     for event in events:
         impressions.setdefault((event.user, event.client_id or ("event", event.id)), []).append(event)
-    judged: dict[str, list[tuple[int, bool, str]]] = {c.id: [] for c in completions}
+    judged: dict[str, list[tuple[int, bool, str, tuple[Any, ...]]]] = {c.id: [] for c in completions}
     for group in impressions.values():
         first = min(e.time for e in group)
         named = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id]
         signs = {"retained": 1}  # of several the latest counts
-        best = max(group, key=lambda e: (RANK[e.outcome], e.accepted_characters or 0, signs.get(e.outcome, -1) * e.time, e.id))
+        parts = [e.accepted_characters or 0 if e.outcome == "partially_accepted" else 0 for e in group]
+        order = [(RANK[e.outcome], part, signs.get(e.outcome, -1) * e.time, e.id) for e, part in zip(group, parts, strict=True)]
+        best = group[order.index(max(order))]
         with_text = [e for e in group if e.shown] or group
         event = best if best.shown else max(with_text, key=lambda e: (RANK[e.outcome], -e.time, e.id))
         candidates = []
         for c in completions:
+            typed = event.prefix[len(c.prefix) :]
             places = [
-                c.prefix + typed
-                for typed in (event.prefix[len(c.prefix) :],)
-                if event.prefix == c.prefix + typed
-                and any(c.text.startswith(typed + spaces + event.shown) for spaces in ("", " ", "  "))
+                len(typed + spaces + event.shown)
+                for spaces in ("", " ", "  ")
+                if event.prefix == c.prefix + typed and c.text.startswith(typed + spaces + event.shown)
             ]
             same = (
                 c.user == event.user and c.suffix.strip("\n") == event.suffix.strip("\n") and bool(event.shown) and bool(places)
@@ -309,24 +311,38 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
             in_time = -1 <= first - c.time <= SECONDS
             by_id = bool(named) and c.id == named[0] and c.user == event.user
             starts = (c.text, c.text.lstrip())  # editors remove blanks at the start
-            is_prefix = not event.prefix and any(start.startswith(event.shown) for start in starts)
-            if (by_id and (same or is_prefix)) if named else (same and in_time):
-                candidates.append(c)
+            begins = [len(c.text) - len(start) for start in starts if not event.prefix and start.startswith(event.shown)]
+            whole = [] if event.shown else [len(c.text)]
+            ends = [*(places if same else ()), *whole, *(at + len(event.shown) for at in begins)]
+            if (by_id and (same or begins)) if named else (same and in_time):
+                candidates.append((c.prefix == event.prefix, c.time, c.id, ends[0], c))
         if candidates:
-            chosen = max(candidates, key=lambda c: (c.prefix == event.prefix, c.time, c.id))
+            *_, extent, chosen = max(candidates)
             cached = any(e.cache_hit for e in group)
             outcome: str = {"thumbs_down": "rejected"}.get(best.outcome, best.outcome)
+            shown = event.shown or chosen.text
+            seen = len(shown.rstrip()) or len(shown)
+            in_part = [e for e in group if e.outcome == "partially_accepted"]
+            longest = max(in_part, key=lambda e: (e.accepted_characters or 0, -e.time, e.id), default=best)
+            taken = seen if longest.accepted_characters is None else longest.accepted_characters  # else the line, which is all
+            if outcome == "partially_accepted":
+                outcome = "accepted" if taken >= seen > 0 else outcome
             if outcome == "retained":
                 # Texts are shorter than the shortest run that counts: all words stand in a row, or the text is not retained.
-                words, left = ((event.shown or chosen.text).split(), best.retained.split())
+                words, left = shown.split(), best.retained.split()
                 rows = [left[start : start + len(words)] for start in range(len(left))]
-                outcome = "accepted" if words and words in rows else "partially_accepted"  # of a blank one nothing stays
-            judged[chosen.id].append((RANK[best.outcome], cached, outcome))
+                all_of_it = taken >= seen or not in_part or any(e.outcome == "accepted" for e in group)
+                stays = words and all_of_it and words in rows  # of a blank one nothing stays
+                outcome = "accepted" if stays else "partially_accepted"
+            part = min(taken, seen) if best.outcome == "partially_accepted" else 0
+            one = (extent - len(shown) + seen, part, first, best.client_id, outcome)
+            judged[chosen.id].append((RANK[best.outcome], cached, outcome, one))
     result: dict[str, tuple[str | None, bool]] = {}
     for name, matches in judged.items():
         judgements = [match for match in matches if match[0] > 0]
         counted = [match for match in judgements if not match[1]]
-        result[name] = (max(counted)[2], False) if counted else (None, bool(judgements))
+        strongest = max(counted, key=lambda match: (match[0], match[3]), default=None)
+        result[name] = (strongest[2], False) if strongest else (None, bool(judgements))
     return result
 
 

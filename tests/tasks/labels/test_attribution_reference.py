@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.model.kept_text import kept_characters
+from infra.model.kept_text import kept_of_part
 from infra.records import Completion, Feedback
 from tasks.labels.impressions import STRENGTH
 from tests.tasks.made import NOW, completion, feedback
@@ -33,7 +33,7 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         else:
             impressions.append([event])
 
-    matches: dict[str, list[tuple[int, int, float, str, WholeLabel, bool]]] = {c.id: [] for c in completions}
+    matches: dict[str, list[tuple[int, int, int, float, str, WholeLabel, bool]]] = {c.id: [] for c in completions}
     orphans = 0
     # Impressions without a client's id may be equal in all other fields; then the first id counts.
     for group in sorted(impressions, key=lambda group: group[0].id):
@@ -41,7 +41,7 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         # is retained.
         outcomes = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
         strength = {outcome: number for number, outcome in enumerate(outcomes)}
-        strongest = sorted(group, key=lambda e: (strength[e.outcome], e.accepted_characters or 0, preferred(e), e.id))[-1]
+        strongest = sorted(group, key=lambda e: (strength[e.outcome], part_of(e), preferred(e), e.id))[-1]
         # A later event with an id may come without text.
         with_text = strongest
         if not strongest.shown:
@@ -73,23 +73,32 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
             counted = strongest.accepted_characters
             accepted = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
         elif outcome == "retained":
-            accepted = kept_characters(text, strongest.retained)
-            outcome = "accepted" if text and accepted == len(text) else "partially_accepted"
+            # All of it was accepted, unless the longest of partial accepts alone says how much.
+            parts = sorted((e for e in group if e.outcome == "partially_accepted"), key=lambda e: (part_of(e), -e.time, e.id))
+            part = parts[-1].accepted_characters if parts and not any(e.outcome == "accepted" for e in group) else None
+            accepted = kept_of_part(text, len(text) if part is None else part, strongest.retained)
         elif outcome == "thumbs_down":
             outcome = "rejected"
+        if outcome in ("partially_accepted", "retained"):
+            outcome = "accepted" if text and accepted == len(text) else "partially_accepted"
         label = (outcome, len(text), extent, accepted)
         cached = any(e.cache_hit for e in group)
-        matches[chosen].append((strength[strongest.outcome], extent, first_time, strongest.client_id, label, cached))
+        longest = accepted if strongest.outcome == "partially_accepted" else 0
+        matches[chosen].append((strength[strongest.outcome], extent, longest, first_time, strongest.client_id, label, cached))
 
     labels: dict[str, WholeLabel] = {}
     from_cache: set[str] = set()
     for name, completion_matches in matches.items():
         judgements = [match for match in completion_matches if match[0] > 0]
-        uncached = [match for match in judgements if not match[5]]
-        labels[name] = max(uncached, key=lambda match: match[:4])[4] if uncached else None
+        uncached = [match for match in judgements if not match[6]]
+        labels[name] = max(uncached, key=lambda match: match[:5])[5] if uncached else None
         if judgements and not uncached:
             from_cache.add(name)
     return labels, from_cache, orphans
+
+
+def part_of(event: Feedback) -> int:
+    return event.accepted_characters or 0 if event.outcome == "partially_accepted" else 0
 
 
 def preferred(event: Feedback) -> float:

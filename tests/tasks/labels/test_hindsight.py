@@ -367,7 +367,7 @@ def sessions(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
                 )
             )
             if draw(st.booleans()):
-                outcome = draw(st.sampled_from(["accepted", "rejected", "shown"]))
+                outcome = draw(st.sampled_from(["accepted", "rejected", "shown", "partially_accepted", "retained"]))
                 reported = draw(st.sampled_from([None, None, "alpha = 1\n", ""]))
                 sent.append(
                     feedback(
@@ -379,6 +379,8 @@ def sessions(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
                         prefix=BEGIN + written[:cut],
                         suffix=written[cut:] + END,
                         shown=served[-1].text,
+                        accepted_characters=draw(st.sampled_from([3, 9])),
+                        retained="alpha = 1",
                         settled=reported,
                     )
                 )

@@ -90,14 +90,16 @@ def test_an_event_with_other_line_ends_than_the_completion_is_its(named: bool, e
 
 
 @pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("viewed", [True, False])
 @pytest.mark.parametrize("named_alone", [True, False])
-def test_accepted_characters_are_counted_in_normal_form(named_alone: bool, end: str) -> None:
+def test_accepted_characters_are_counted_in_normal_form(named_alone: bool, viewed: bool, end: str) -> None:
     text = end.join(["foo(1)", "bar", "baz"])
     served = with_ends(asked(), end)
     served = completion("c", **{name: getattr(served, name) for name in ("prefix", "suffix")}, text=text)
     place = {"prefix": "", "suffix": "", "completion_id": "c", "shown": "" if named_alone else text}
-    sent = feedback(**place, outcome="partially_accepted", accepted_characters=text.index("baz"))
-    accounting = rows.account([served], [sent], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
+    sent = feedback(**place, client_id="k", outcome="partially_accepted", accepted_characters=text.index("baz"))
+    view = sent.model_copy(update={"id": "v", "outcome": "shown", "shown": text, "accepted_characters": None})
+    accounting = rows.account([served], [sent, view][: 1 + viewed], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
     (row,) = accounting.classified.to_dicts()
     assert (row["shown_characters"], row["accepted_characters"]) == (len("foo(1)\nbar\nbaz"), len("foo(1)\nbar\n"))
 
