@@ -22,6 +22,7 @@ CODES = {
     "infra.stack.seed.NoBaseModel": WRONG_USE,
     "infra.registry.client.RegistryError": NO,
     "infra.registry.client.NoAnswer": NOT_READY,
+    "infra.storage.events.read.Gone": NOT_READY,
     "infra.storage.store.ConditionalPutsIgnored": WRONG_USE,
     "infra.storage.store.Refused": WRONG_USE,
     "infra.storage.store.Unreachable": NOT_READY,
@@ -32,6 +33,7 @@ CODES = {
     "tasks.experiments.reports.history.UnknownTest": NO,
     "tasks.experiments.reports.recompute.NoDecision": NO,
     "tasks.experiments.planning.report.NothingToPlan": NO,
+    "tasks.labels.read.InputChanged": NOT_READY,
 }
 """Exit code by the full name of an error that the user can mend; its message names the next command. An error's own class comes
 before those that it derives from. Names, since importing the classes would make every command slow."""

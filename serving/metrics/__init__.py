@@ -15,6 +15,8 @@ from serving.metrics.loop import LoopMetrics
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 RECENT_SECONDS = 300.0
 HOUR, MINUTE = 3600.0, 60.0
+SILENT_SECONDS = 24 * HOUR
+"""Time since its last completion after which a version has no series, once another one begins."""
 MAX_RECENT = 20_000
 LATENCY_SECONDS = 15.0
 """Length of one interval of the latency chart."""
@@ -173,11 +175,14 @@ class Metrics:
             ("project", "measure", "by", "group"),
         )
         self.loop = LoopMetrics(self.registry)
+        self._newest: dict[str, float] = {}
+        """Time of the newest completion of each version with series."""
         self._latest: deque[_Served] = deque(maxlen=MAX_RECENT)
         self._minutes: deque[tuple[int, Tally[tuple[str, str]]]] = deque(maxlen=round(HOUR / MINUTE) + 1)
         """Events by client and kind, REQUEST or an outcome, of each minute that had some."""
 
     def completed(self, row: Completion) -> None:
+        self._end_silent(row.policy_version, row.time)
         labels = (row.arm, row.policy_version)
         sampled = (*labels, EXPLORING if row.exploring else SERVED)
         shown, left = bool(row.text.strip()), row.finish_reason == "disconnected"
@@ -196,6 +201,16 @@ class Metrics:
             self._withheld.labels(*sampled).inc()
         elif shown and not left:
             self._shown.labels(*sampled).inc()
+
+    def _end_silent(self, version: str, time: float) -> None:
+        """Where a version begins, end the series of those that have been silent: each promotion would add some for good."""
+        if version not in self._newest:
+            sampled = (self._completions, self._tokens, self._withheld, self._shortened, self._shown)
+            for silent in [each for each, newest in self._newest.items() if newest < time - SILENT_SECONDS]:
+                del self._newest[silent]
+                for metric in (*sampled, self._first, self._total):
+                    metric.remove_by_labels({"version": silent})
+        self._newest[version] = time
 
     def version_fetched(self, how: str, size: int) -> None:
         """Count a version fetched to a disk; "held" if it was there already."""

@@ -5,10 +5,13 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
+from infra.pages import figures
 from infra.records import ExperimentRecord
+from infra.records.few import Few
 from infra.storage import cycles
 from infra.storage import few as log
 from tasks.labels import collect as collecting
+from tasks.labels.accounting import RequestAccounting
 from tasks.labels.collect import Collected
 from tasks.steps.context import Context
 from tasks.steps.joining import join_all
@@ -51,7 +54,9 @@ def collect(context: Context) -> Collected:
     collected = collecting.collect(context.store, context.registry, settings, context.now(), partial(join_all, context))
     accounting = collected.accounting
     call_waiting(accounting.waiting)
-    if few := accounting.few:
+    if small := small_sample(accounting, context.now()):
+        get_run_logger().warning("%s", log.in_words(small))
+    if few := small or accounting.few:
         log.write(context.store, few)
     get_run_logger().info(
         "training continues from version %s; %d requests, %d to train on; %d impressions match no request; %s",
@@ -62,3 +67,22 @@ def collect(context: Context) -> Collected:
         {bucket: count for bucket, count in accounting.buckets.items() if count},
     )
     return collected
+
+
+def small_sample(accounting: RequestAccounting, now: float) -> Few | None:
+    """Return why the sample of a window's users holds too few samples, `now` in Unix seconds; None where it holds enough, or all
+    users.
+
+    One user with most of the requests may be outside every sample that fits, and most others then are, too.
+    """
+    counts, samples, asked = accounting.counts, accounting.samples.height, accounting.settings.min_samples
+    if not counts.unsampled or samples >= asked:
+        return None
+    read = f"{counts.requests - counts.unsampled} of {counts.requests} requests{figures.sampled(counts.share)}"
+    return Few(
+        what="cycle",
+        time=now,
+        reason=f"{samples} samples of {read}, collect.min_samples asks for {asked}, and few users may make most requests",
+        possible=None,
+        change=f"Set collect.most_requests to {counts.requests} or more, with memory for them (`tabloop plan capacity`)",
+    )

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from infra.records import MeasuredGroup, Measures
 from infra.storage import cycles
+from serving.metrics import HOUR, Metrics
 from tests.serving.fakes import House
 from tests.serving.helpers import ADMINISTRATOR, run_experiment, until
-from tests.tasks.made import manifest
+from tests.tasks.made import NOW, completion, manifest
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -53,6 +54,20 @@ async def test_requests_tokens_and_times_are_counted_by_version_and_arm(tmp_path
                 taken = [getattr(row, field) for row in arm_rows]
                 assert value(series, f"{name}_seconds_count", **labels) == len(taken)
                 assert value(series, f"{name}_seconds_sum", **labels) == pytest.approx(sum(taken) / 1e3)
+
+
+def test_a_version_that_nobody_has_asked_for_a_day_has_no_series() -> None:
+    """For good it would leave more than forty, and as many more as a challenger."""
+    metrics = Metrics()
+    for number in range(50):
+        served = {"policy_version": str(number), "time": NOW + number * 6 * HOUR, "withheld": not number % 2, "held_back": "x"}
+        for arm in ("champion", "challenger"):
+            metrics.completed(completion(arm=arm, **served))
+    series = series_in(metrics.registry.collect())
+    assert {dict(labels)["version"] for _, labels in series if "version" in dict(labels)} == {"45", "46", "47", "48", "49"}
+    assert value(series, "shown_total", arm="champion", version="47", sampling="served") == 1
+    metrics.completed(completion(policy_version="0", time=NOW + 300 * HOUR))
+    assert value(series_in(metrics.registry.collect()), "first_token_seconds_count", arm="champion", version="0") == 1
 
 
 async def test_disconnected_clients_are_counted_by_version_and_arm(house: House) -> None:

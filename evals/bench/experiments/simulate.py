@@ -194,7 +194,7 @@ def _draw(
         "characters": np.where(accepted > 0, draw.standard_gamma(SHAPE * np.maximum(accepted, 1)) * (CHARACTERS / SHAPE), 0.0),
         **{"cancelled": draw.binomial(annoyed, unpleasant), "quick": draw.binomial(annoyed, unpleasant)},
         **{"empty": requests - visible, "failed": draw.binomial(requests, world.failures * arm) if world.failures else zeros},
-        **{"ttft_p50": early, "ttft_p95": late, "total_p50": early, "total_p95": late},
+        **{"ttft_p50": early, "ttft_p95": late, "total_p50": early, "total_p95": late, "closed": zeros},
         "length": answers * 20.0 + np.sqrt(answers) * 20.0 * draw.standard_normal(requests.shape),
     }
     sums["saved"] = time_saved.accepting(sums["characters"], 0.0) - time_saved.reading(20.0) * answers

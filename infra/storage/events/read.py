@@ -31,6 +31,16 @@ class UnreadableEvents(ValueError):
     """An object among the events is not as it was shipped."""
 
 
+class Gone(KeyError):
+    """An object of events, at the address in `args`, was removed after it was listed."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]} is gone since it was listed: a user or project was erased meanwhile. The same command, or the next "
+            "run, reads what is left"
+        )
+
+
 def is_shipped(key: str) -> bool:
     """Return whether an object may hold events, by its name: other programs leave markers of folders, logs and copies."""
     return key.endswith(".parquet")
@@ -81,12 +91,20 @@ def fetch(
 
     Raises:
         UnreadableEvents: names the object.
+        Gone: so does this.
     """
+
+    def get(key: str) -> bytes:
+        try:
+            return store.get(key)
+        except KeyError as error:
+            raise Gone(*error.args) from None
+
     with ThreadPoolExecutor(READERS) as pool:
         remaining = iter(keys)
         while batch := list(islice(remaining, READERS)):
             get_all = pool.map if len(batch) > 1 else map  # a thread for one object would only take time
-            for key, body in zip(batch, get_all(store.get, batch), strict=True):
+            for key, body in zip(batch, get_all(get, batch), strict=True):
                 yield from ((key, part) for part in parts_of(store, key, body, columns, left_out))
 
 

@@ -122,16 +122,20 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 DENOMINATORS: dict[str, pl.Expr] = {"requests": pl.lit(1), "labelled": ANSWERED | ~VISIBLE, "judged": ANSWERED, "decided": JUDGED}
 REPORTED: dict[str, pl.Expr] = {"saved": SAVED}
 """Sums that are shown beside the metrics and decide nothing."""
-SUMS = (*DENOMINATORS, "visible", *(metric.name for metric in METRICS if metric.value), *REPORTED)
-"""Names of the sums of a user. `visible`: completions shown, which `judged` is compared with."""
+CHECKED: dict[str, pl.Expr] = {
+    "visible": VISIBLE,
+    "closed": (pl.col("finish_reason") == "disconnected") & pl.col("ttft_ms").is_null(),
+}
+"""Sums of the quality checks. `visible`: completions shown, which `judged` is compared with. `closed`: requests that the editor
+closed before their first token."""
+SUMS = (*DENOMINATORS, *CHECKED, *(metric.name for metric in METRICS if metric.value), *REPORTED)
+"""Names of the sums of a user."""
 
 
 def values(plan: Plan) -> dict[str, pl.Expr]:
     """Return the value of every sum for a request."""
     of_metrics = {metric.name: metric.value(plan) for metric in METRICS if metric.value}
-    return {
-        name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, "visible": VISIBLE, **of_metrics, **REPORTED}.items()
-    }
+    return {name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, **CHECKED, **of_metrics, **REPORTED}.items()}
 
 
 def planned(metric: Metric, settings: Experiment) -> PlannedMetric:

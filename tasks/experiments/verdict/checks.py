@@ -150,10 +150,21 @@ def labels(totals: ArmTotals, plan: Plan) -> CheckResult:
 def champion_failed(totals: ArmTotals, plan: Plan) -> CheckResult:
     """Failures of the champion's arm, more than their margin above the challenger's: its users met the challenger, or nothing, so
     their acceptance is not the champion's. Failures of the challenger's arm are a guardrail."""
+    return _lost_by_champion("champion_failed", "failed", "failed", totals, plan)
+
+
+def champion_late(totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Requests of the champion's arm that the editor closed before their first token, more than the margin of failures above the
+    challenger's: its slot is slow, and the challenger's would be once it serves as many. The text plays no part so far."""
+    return _lost_by_champion("champion_late", "closed", "were closed before their first token", totals, plan)
+
+
+def _lost_by_champion(name: str, lost: str, words: str, totals: ArmTotals, plan: Plan) -> CheckResult:
+    """Return the check of a sum of requests that showed nothing, whichever version would have answered."""
     margin = next((metric.margin for metric in plan.metrics if metric.name == "failed"), math.inf)
-    gap, far = _beyond(compare_rates(totals.during, totals, "failed", "requests", plan), plan, margin)
-    reason = f"{-gap:+.1%} of the requests failed on the champion's arm, beside the challenger's"
-    return CheckResult(name="champion_failed", state="hold" if far and gap < 0 else "passed", reason=reason)
+    gap, far = _beyond(compare_rates(totals.during, totals, lost, "requests", plan), plan, margin)
+    reason = f"{-gap:+.1%} of the requests {words} on the champion's arm, beside the challenger's"
+    return CheckResult(name=name, state="hold" if far and gap < 0 else "passed", reason=reason)
 
 
 def carry_over(totals: ArmTotals, plan: Plan) -> CheckResult:

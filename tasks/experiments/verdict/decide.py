@@ -13,7 +13,7 @@ from infra.pages import figures
 from infra.records import Arm, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from tasks.experiments.counting.totals import ARMS, MADE, ArmTotals, least_credentials
 from tasks.experiments.verdict.breach import breach
-from tasks.experiments.verdict.checks import run_checks
+from tasks.experiments.verdict.checks import champion_late, run_checks
 from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, counted, units
 from tasks.experiments.verdict.rules import Compared, Ruling, ruling_of
 from tasks.statistics.answered import per_request
@@ -98,7 +98,8 @@ def weights_of(metrics: Sequence[PlannedMetric]) -> np.ndarray:
 
 def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: float) -> Verdict:
     """Return the verdict on the totals so far. Anything missing or broken never promotes."""
-    checks, sure = run_checks(totals, experiment.share, plan), breach(plan, totals)
+    late = champion_late(totals, plan)  # not in the ramp, whose champion has most of the load
+    checks, sure = (*run_checks(totals, experiment.share, plan), late), breach(plan, totals)
     totals = counted(totals, plan)
     verdict = undecided(totals).model_copy(update={"checks": checks})
     if sure:

@@ -186,6 +186,9 @@ def test_what_continue_does_not_tell_of_was_not_taken() -> None:
     assert {name: found[name].tolist() for name in names} == {
         **{"visible": [4], "judged": [3], "decided": [1], "accepted": [1], "annoyed": [1], "labelled": [3], "length": [4]}
     }
+    early = completion("early", text="", ttft_ms=None, finish_reason="disconnected", **{**fields, "prefix": "x"})
+    both = total(labelled([*completions, early], [accept]), TEST, plan(), until=NOW + 20).during["champion"]
+    assert [both[name].tolist() for name in ("requests", "visible", "closed")] == [[5], [4], [1]], "before its first token"
     silent = total(labelled(completions, []), TEST, plan(), until=NOW + 20).during["champion"]
     assert silent["judged"].tolist() == [0], "an editor that reports nothing says nothing by its silence"
 

@@ -7,14 +7,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from infra.cli import errors
 from infra.records import Amendment, CycleOutcome, ExperimentRecord, Manifest, Sample
 from infra.settings import Settings
 from infra.settings.schema import Collect, Experiment, Retention
 from infra.storage.events import segments, tombstones
+from infra.storage.events.read import Gone
 from infra.storage.store import Corrupt
 from tasks.experiments.counting.totals import gather
 from tasks.experiments.planning.plan import make_plan
 from tasks.labels.collect import Collected, collect
+from tasks.labels.counted import read_requests
 from tasks.steps.transaction import finish, manifest_fields, seal
 from tasks.trainer.run import TrainerOutput, train
 from tasks.upkeep import retention
@@ -144,6 +147,23 @@ def test_an_erasure_during_a_compaction_leaves_no_row(registry: MemoryRegistry) 
     compact(store, NOW + 9000, Limits(least=2, after_seconds=3600), dry_run=False)
     assert store.begun and holding(store, "user", ADA) == []
     assert len(holding(store, "user", BOB)) > 0
+
+
+def test_a_command_names_what_an_erasure_removes_after_it_was_listed() -> None:
+    class ErasedMeanwhile(MemoryStore):
+        def keys(self, prefix: str) -> Iterator[str]:
+            found = list(super().keys(prefix))
+            if prefix.startswith("events/feedback/date="):  # the completions were listed before
+                forget(self, MemoryRegistry(v1={}).client, ERASURE, NOW, dry_run=False)
+            return iter(found)
+
+    store = ErasedMeanwhile()
+    rows.put(store, [completion("a", user=ADA)], [])
+    with pytest.raises(Gone) as raised:
+        read_requests(store, NOW - 60, NOW + 60, 60)
+    assert errors.code_of(raised.value) == errors.NOT_READY
+    assert "a.parquet is gone since it was listed: a user or project was erased" in errors.message_of(raised.value)
+    assert read_requests(store, NOW - 60, NOW + 60, 60).requests.is_empty()
 
 
 @pytest.mark.parametrize("begins_with", ["events/completions/", "events/feedback/", "cycles/"])
