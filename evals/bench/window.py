@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.join import TRAINED, FolderStore, make, measure
+from evals.bench.join import STEPS, TRAINED, FolderStore, make, measure
 from evals.bench.rigs.servers import in_new_process
 from infra.settings import Settings
 from infra.settings.schema import Collect
@@ -26,7 +26,6 @@ MOST = Size(full=Collect().most_requests, quick=20_000)
 TARGET_MEGABYTES = 2048.0
 TARGET_GROWTH = 2.2
 """Of the time, for twice the requests."""
-STEPS = ("plan", "join", "account", "validate", "batch")
 
 
 def run(settings: Settings, bench: Bench) -> Iterator[Figure]:

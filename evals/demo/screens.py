@@ -28,7 +28,6 @@ from infra.storage import cycles
 from infra.storage.store import ObjectStore
 
 DEMO = Path("var/demo")
-OUT = Path("var/demo/screens")
 WIDTH, HEIGHT = 1280, 1000
 COLUMNS = 80
 """Width of the terminal."""

@@ -7,7 +7,7 @@ import typer
 
 from infra.cli import errors
 from infra.cli.app import LOOK, Json, Project, command, print_json
-from infra.cli.loop import number_of
+from infra.cli.loop import number_of, store_of
 
 if TYPE_CHECKING:
     from infra.storage.store import ObjectStore
@@ -150,11 +150,6 @@ def export(
 
 
 def _store(project: str = "") -> "ObjectStore":
-    """Return the store as the common loop sees it, or a project's with a champion of its own."""
     from infra import settings
-    from infra.storage.scope import NoOwnChampion, scope_of
-    from infra.storage.store import ObjectStore
 
-    loaded = settings.load()
-    with errors.expected(NoOwnChampion, code=errors.WRONG_USE):
-        return scope_of(loaded, project).view(ObjectStore.connect(loaded.store))
+    return store_of(settings.load(), project)

@@ -10,7 +10,9 @@ from infra.cli import errors
 from infra.cli.app import LOOP, Json, Project, app, command, make, not_empty, print_json
 
 if TYPE_CHECKING:
+    from infra.settings import Settings
     from infra.stack.flow_runs import Ended
+    from infra.storage.scope import Scope
     from infra.storage.store import ObjectStore
 
 Version = Annotated[
@@ -75,13 +77,10 @@ def cycle(
     from infra import settings
     from infra.stack import flow_runs
     from infra.storage import loop_runs
-    from infra.storage.scope import scope_of
-    from infra.storage.store import ObjectStore
 
     loaded = settings.load()
-    parameters = of_project(project)
-    store = scope_of(loaded, project).view(ObjectStore.connect(loaded.store))
-    ended = flow_runs.run(loaded, "cycle", parameters, _progress(store) if watch else None)
+    store = store_of(loaded, project)
+    ended = flow_runs.run(loaded, "cycle", of_project(project), _progress(store) if watch else None)
     noted = loop_runs.read(store).get("cycle")
     if noted and noted.run == ended.run and noted.ended:
         ended = replace(ended, state=noted.state, message=noted.message)
@@ -229,11 +228,23 @@ def _move(flow: str, as_json: bool, project: str, **parameters: Any) -> int:
 def of_project(project: str) -> dict[str, str]:
     """Return the parameter that names a project's loop; none for the common one. Fails where it has no champion of its own."""
     from infra import settings
+
+    _scope(settings.load(), project)
+    return {"project": project} if project else {}
+
+
+def store_of(settings: "Settings", project: str = "") -> "ObjectStore":
+    """Return the store as a project's loop sees it, or the common one. Fails where it has no champion of its own."""
+    from infra.storage.store import ObjectStore
+
+    return _scope(settings, project).view(ObjectStore.connect(settings.store))
+
+
+def _scope(settings: "Settings", project: str) -> "Scope":
     from infra.storage.scope import NoOwnChampion, scope_of
 
     with errors.expected(NoOwnChampion, code=errors.WRONG_USE):
-        scope_of(settings.load(), project)
-    return {"project": project} if project else {}
+        return scope_of(settings, project)
 
 
 def _by(name: str) -> str:

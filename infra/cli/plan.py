@@ -8,6 +8,7 @@ import typer
 
 from infra.cli import errors
 from infra.cli.app import LOOK, Json, Project, app, make, print_json
+from infra.cli.loop import store_of
 
 PROMPT = 1536
 """Tokens of a prompt, of a model that reads so many."""
@@ -53,14 +54,10 @@ def plan(
     import time
 
     from infra import settings
-    from infra.storage.scope import NoOwnChampion, scope_of
-    from infra.storage.store import ObjectStore
     from tasks.experiments.planning.report import outlook
 
     loaded = settings.load()
-    with errors.expected(NoOwnChampion, code=errors.WRONG_USE):
-        store = scope_of(loaded, project).view(ObjectStore.connect(loaded.store))
-    found = outlook(store, loaded, time.time(), days)
+    found = outlook(store_of(loaded, project), loaded, time.time(), days)
     if as_json:
         print_json(found.values())
     else:

@@ -116,16 +116,17 @@ SCRIPT = Path(__file__).with_name("login.js").read_text()
 """The page's script. An XMLHttpRequest with a password makes the browser store it for the origin."""
 PAGE = f'<!doctype html><meta charset="utf-8"><title>tabloop</title><body>Logging in ...<script>{SCRIPT}</script>\n'
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-_HEADERS = {
+HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-PAGE_HEADERS = _HEADERS | {
+"""Headers of every page and answer that no cache, frame or other origin may have."""
+PAGE_HEADERS = HEADERS | {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{_HASH}'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
 }
-TEXT_HEADERS = _HEADERS | {"Content-Type": "text/plain; charset=utf-8"}
+TEXT_HEADERS = HEADERS | {"Content-Type": "text/plain; charset=utf-8"}

@@ -4,12 +4,13 @@ Reads config.json and the headers of the safetensors files, never their tensors.
 """
 
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
+
+from infra.model.tensor_layout import NotSafetensors, read_layout
 
 Family = Literal["qwen2", "qwen3", "llama"]
 FAMILIES: tuple[Family, ...] = ("qwen2", "qwen3", "llama")
@@ -25,8 +26,6 @@ WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a weight by its type in config.json (`dtype`, before that `torch_dtype`)."""
 MOST_THETA = 1e30
 """Largest base of the rotary embedding; an integer in JSON may be beyond all floats."""
-MOST_HEADER_BYTES = 100_000_000
-"""Longest header of a safetensors file, as in the format's own library."""
 MOST_NAMED = 3
 """Most tensors that an error names."""
 
@@ -244,28 +243,10 @@ def _stored(directory: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         raise UnsupportedCheckpoint(f"{directory}: no *.safetensors, expected the weights in Hugging Face's layout")
     for file in files:
         try:
-            header, size = _header(file)
-            ends = [0]
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    ends.append(int(entry["data_offsets"][1]))
-                    yield name, tuple(entry["shape"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, struct.error) as error:
-            raise UnsupportedCheckpoint(f"{file}: not a safetensors file ({type(error).__name__}: {error})") from None
-        if max(ends) != size:
-            raise UnsupportedCheckpoint(f"{file}: {size} bytes of tensors, its header names {max(ends)}; download it again")
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return a safetensors file's header and the number of bytes after it (format: 8 bytes of length, JSON, tensors)."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        if length > MOST_HEADER_BYTES:
-            raise ValueError(f"a header of {length} bytes")
-        header = json.loads(opened.read(length))
-    if not isinstance(header, dict):
-        raise ValueError(f"a header that is a {type(header).__name__}")
-    return header, file.stat().st_size - 8 - length
+            yield from ((tensor.name, tensor.shape) for tensor in read_layout(file).tensors)
+        except (OSError, NotSafetensors) as error:
+            why = str(error).removeprefix(f"{file}: ")
+            raise UnsupportedCheckpoint(f"{file}: not a safetensors file ({why}); download it again") from None
 
 
 def _rope_theta(config: Mapping[str, Any], source: str) -> float:

@@ -9,7 +9,7 @@ import threading
 import time
 import xmlrpc.client
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -212,17 +212,11 @@ def _start_all(
         for name, (after, work) in plan.items():
             futures[name] = pool.submit(run, name, after, work)
         try:
-            error, pending = None, set(futures.values())
-            while pending and not error:
-                done = {future for future in pending if future.done()}
-                pending -= done
-                error = next((e for f in done if (e := f.exception())), None)
-                time.sleep(0.05)
+            done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
         finally:  # also on an interrupt, so that the other threads stop waiting
-            if pending:
-                failed.set()
-        if error:
-            raise error
+            failed.set()
+    for future in done:
+        future.result()
 
 
 Plan = dict[str, tuple[tuple[str, ...], Callable[[], object]]]

@@ -57,19 +57,14 @@ def release(settings: Settings) -> str:
     return digest.hexdigest()[:16]
 
 
-def outdated(settings: Settings) -> list[str]:
-    """Return the names of those deployments that the server lacks, or has from another release or in another pool."""
+def outdated(settings: Settings) -> dict[str, str]:
+    """Return those deployments that the server lacks, or has from another release or in another pool: by name, the version that
+    the server has; empty for one that it lacks."""
     wanted = (release(settings), settings.orchestration.work_pool)
     with connect(settings) as http:
-        found = {name: _found(http, name) for name in (deployment["name"] for deployment in declared())}
-    return [name for name, one in found.items() if one is None or (one["version"], one["work_pool_name"]) != wanted]
-
-
-def versions(settings: Settings, names: Collection[str]) -> dict[str, str]:
-    """Return the version that each deployment has in the server; empty for one that it lacks."""
-    with connect(settings) as http:
-        found = {name: _found(http, name) for name in names}
-    return {name: (one["version"] or "") if one else "" for name, one in found.items()}
+        found = {name: _found(http, name) or {} for name in (deployment["name"] for deployment in declared())}
+    others = {name: one for name, one in found.items() if (one.get("version"), one.get("work_pool_name")) != wanted}
+    return {name: one.get("version") or "" for name, one in others.items()}
 
 
 def deploy(settings: Settings, environment: dict[str, str], again: str = "tabloop up") -> None:

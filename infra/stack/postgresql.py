@@ -89,34 +89,34 @@ def main(state: Path) -> None:
     """Make the database where it is missing, and replace this process by the server."""
     folder, data, socket = programs(), state / "postgresql" / "data", sockets(state)
     user = account()
-    as_user = _as_user(user) if user else ()
+    prefix = as_user(user) if user else ()
     data.parent.mkdir(parents=True, exist_ok=True)
     socket.mkdir(mode=0o700, exist_ok=True)
     if user:
         shutil.chown(data.parent, user)
         shutil.chown(socket, user)
     if not data.exists():
-        _initialise(folder, data, state, as_user)
+        _initialise(folder, data, state, prefix)
     for lock in (data / "postmaster.pid", socket / ".s.PGSQL.5432.lock"):
         _remove_stale(lock)
     options = [word for name, value in OPTIONS.items() for word in ("-c", f"{name}={value}")]
-    command = (*as_user, str(folder / "postgres"), "-D", str(data), "-k", str(socket), *options)
+    command = (*prefix, str(folder / "postgres"), "-D", str(data), "-k", str(socket), *options)
     os.execvp(command[0], command)
 
 
-def _initialise(folder: Path, data: Path, state: Path, as_user: Sequence[str]) -> None:
+def _initialise(folder: Path, data: Path, state: Path, prefix: Sequence[str]) -> None:
     """Make an empty database. A call that was killed is begun again."""
     partial = data.with_name("data.new")
     shutil.rmtree(partial, ignore_errors=True)
     command = (str(folder / "initdb"), "--pgdata", str(partial), "--username", ROLE, "--pwfile", str(_password_file(state)))
     how = ("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-instructions")
-    done = subprocess.run((*as_user, *command, *how), cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run((*prefix, *command, *how), cwd="/", capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"postgresql: initdb failed: {done.stderr.strip()[-500:]}")
     partial.rename(data)
 
 
-def _as_user(user: str) -> tuple[str, ...]:
+def as_user(user: str) -> tuple[str, ...]:
     """Return the command before that of a program that root runs as a user, who reaches and writes root's directories too."""
     if shutil.which("setpriv") is None:
         raise SystemExit("postgresql: root needs the program `setpriv` (Debian's package util-linux) to run it as another user")

@@ -41,8 +41,7 @@ def refuse_others(settings: Settings) -> None:
     """Exit if a deployment is missing, or of other flows than this code's."""
     here = orchestration.release(settings)
     if others := orchestration.outdated(settings):
-        versions = orchestration.versions(settings, others)
-        found = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
+        found = ", ".join(f"{name} {version or 'missing'}" for name, version in others.items())
         raise SystemExit(
             f"worker: deployments of another release or pool: {found}; this image's code has the version {here} in the pool "
             f"{settings.orchestration.work_pool}. Run the worker with the image of the last `tabloop bootstrap`, or run that "

@@ -12,7 +12,6 @@ reads the objects; infra/docs/how/counted.md describes the columns.
 
 import io
 import json
-import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -25,7 +24,6 @@ import polars as pl
 from infra.storage.parquet import packed
 from infra.storage.store import AlreadyExists, ObjectStore, sha256
 
-log = logging.getLogger(__name__)
 PREFIX = "counted/"
 HOUR, DAY = 3_600.0, 86_400.0
 Level = Literal["hour", "day"]

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from infra.http.listening import to_listen
+from infra.http.web import PORTS
 from infra.settings import Settings
 from infra.settings.serving import External, own_engines
-
-PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)

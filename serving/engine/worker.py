@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from vllm.v1.outputs import LogprobsTensors
+
+from infra.model.stored_tensors import StoredTensors, weights_of
 
 Gather = Callable[[torch.Tensor, int, torch.Tensor], LogprobsTensors]
 Forward = Callable[..., Any]
@@ -40,18 +41,6 @@ class StagedCheckpoint:
     thread: threading.Thread | None = None
     weights: dict[str, torch.Tensor] | None = None
     error: str | None = None
-
-
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a Hugging Face checkpoint by name."""
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt", device="cpu") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                weights[name] = tensors.get_tensor(name)
-    if not weights:
-        raise ValueError(f"{path}: no *.safetensors")
-    return weights
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -203,7 +192,7 @@ class SwapWorker:
             staged.error = f"{type(error).__name__}: {error}"
 
     def _read(self, path: Path) -> dict[str, torch.Tensor]:
-        weights = read_weights(path)
+        weights = dict(StoredTensors(weights_of(path)))
         if self.model_config.hf_config.tie_word_embeddings:
             weights.pop(TIED_HEAD, None)
         return weights

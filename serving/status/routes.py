@@ -19,7 +19,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from jinja2 import Environment, StrictUndefined, Template
 
-from infra.http.login import CODE_HEADER, QUERY, Answer
+from infra.http.login import CODE_HEADER, HEADERS, QUERY, Answer
 from infra.pages import charts, figures
 from infra.pages.experiment_view import duration
 from serving.access import Credential, Denied
@@ -164,14 +164,7 @@ def security_headers(page: str) -> dict[str, str]:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    return {
-        "Cache-Control": "no-store",
-        "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
-        "X-Content-Type-Options": "nosniff",
-        "X-Frame-Options": "DENY",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Resource-Policy": "same-origin",
-    }
+    return HEADERS | {"Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in policy.items())}
 
 
 def _hashes(parts: list[str]) -> str:

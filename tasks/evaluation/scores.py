@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.model.kept_text import common_start
 from infra.model.language import language
 from tasks.evaluation import judge as judges
-from tasks.evaluation import metrics, positions
+from tasks.evaluation import positions
 from tasks.evaluation.metrics.place import Measured, measure
 
 SHORT, LONG = 8, 24
@@ -95,18 +94,19 @@ def score_position(
     truth_logprob: float | None = None,
 ) -> PositionScore:
     """Return the score of a completion as it is served."""
+    measured = measure(position, text)
     return PositionScore(
         file=position.file,
         offset=position.offset,
         completion=text,
         truth=position.truth,
-        exact=metrics.exact(text, position.truth),
-        edit_similarity=metrics.edit_similarity(text, position.truth),
-        matching_characters=common_start(text, position.truth),
+        exact=bool(measured.exact),
+        edit_similarity=measured.edit_similarity,
+        matching_characters=int(measured.matching_characters),
         judged=judgement.score if isinstance(judgement, judges.Scored) else None,
         slices=slices_of(position, set),
         drift=drift,
-        measured=measure(position, text),
+        measured=measured,
         id=position.id,
         set=set,
         project=position.project,

@@ -46,9 +46,6 @@ MAX_UNKNOWN_VERSIONS = 0.05
 """Maximum share of a window's requests from versions that the registry does not know. These requests are never trained on."""
 MAX_CLOCK_SKEW_SECONDS = 60.0
 """Maximum seconds by which an event's time is ahead of the collector's clock: windows are cut by time."""
-MAX_HISTORY_FACTOR = 4.0
-"""Maximum factor between a batch's acceptance rate or shown length and that of earlier cycles, in either direction. A larger
-one stops the cycle if the difference is also more than five standard errors."""
 Bounds = dict[str, float]
 """Minimum and maximum of each statistic, by the parameter's name in the suite."""
 
@@ -70,8 +67,8 @@ def batch_stats(accounting: RequestAccounting, skew: float) -> BatchStats:
 def bounds(samples: pl.DataFrame, history: Sequence[Profile], settings: Collect) -> Bounds:
     """Return the bounds of each statistic, from the settings and the earlier cycles."""
     sums = profile(samples)
-    accepted = rate_range(sums, history, MAX_HISTORY_FACTOR)
-    shown = length_range(sums, history, MAX_HISTORY_FACTOR)
+    accepted = rate_range(sums, history)
+    shown = length_range(sums, history)
     return {
         "duplicate_share_max": MAX_DUPLICATES,
         "unknown_version_share_max": MAX_UNKNOWN_VERSIONS,

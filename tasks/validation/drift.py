@@ -20,8 +20,8 @@ HISTORY_CYCLES = 10
 """Number of earlier cycles with which a batch is compared."""
 LEAST_CYCLES = 3
 """Earlier cycles without which a batch is not compared."""
-DRIFT_SIGMAS = 5.0
-"""Standard errors from which on a difference counts as drift."""
+DRIFT_FACTOR, DRIFT_SIGMAS = 4.0, 5.0
+"""Factor, in either direction, and standard errors from which on together a difference counts as drift, which stops a cycle."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def length(sums: Profile) -> float:
     return sums.shown_characters / max(sums.judged, 1)
 
 
-def rate_range(batch: Profile, history: Sequence[Profile], factor: float) -> ExpectedRange:
+def rate_range(batch: Profile, history: Sequence[Profile]) -> ExpectedRange:
     """Return the range of a batch's acceptance rate after these cycles."""
     if len(history) < LEAST_CYCLES or not batch.judged:
         return ANY_RATE
@@ -77,11 +77,11 @@ def rate_range(batch: Profile, history: Sequence[Profile], factor: float) -> Exp
     expected = (past.accepted + 1) / (past.judged + 2)
     tolerance = DRIFT_SIGMAS * math.sqrt(expected * (1 - expected) * (1 / batch.judged + 1 / past.judged))
     return ExpectedRange(
-        max(0.0, min(expected / factor, expected - tolerance)), min(1.0, max(expected * factor, expected + tolerance))
+        max(0.0, min(expected / DRIFT_FACTOR, expected - tolerance)), min(1.0, max(expected * DRIFT_FACTOR, expected + tolerance))
     )
 
 
-def length_range(batch: Profile, history: Sequence[Profile], factor: float) -> ExpectedRange:
+def length_range(batch: Profile, history: Sequence[Profile]) -> ExpectedRange:
     """Return the range of a batch's mean shown length after these cycles."""
     if len(history) < LEAST_CYCLES or not batch.judged:
         return ANY_LENGTH
@@ -89,4 +89,6 @@ def length_range(batch: Profile, history: Sequence[Profile], factor: float) -> E
     expected = length(past)
     variance = max(past.shown_characters_squared / past.judged - expected**2, 0.0)
     tolerance = DRIFT_SIGMAS * math.sqrt(variance * (1 / batch.judged + 1 / past.judged))
-    return ExpectedRange(max(0.0, min(expected / factor, expected - tolerance)), max(expected * factor, expected + tolerance))
+    return ExpectedRange(
+        max(0.0, min(expected / DRIFT_FACTOR, expected - tolerance)), max(expected * DRIFT_FACTOR, expected + tolerance)
+    )

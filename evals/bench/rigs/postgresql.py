@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from evals.bench.rigs.servers import Server, ServerError, as_user
-from infra.stack.postgresql import ROLE, WHEEL, NotInstalled, account, programs
+from evals.bench.rigs.servers import Server, ServerError
+from infra.stack.postgresql import ROLE, NotInstalled, account, as_user, programs
 
 __all__ = ("NotInstalled", "PostgreSQL", "account", "programs", "running")
 
@@ -47,26 +47,24 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
 
     Raises NotInstalled where this machine has none, and ServerError where it does not start.
     """
-    user = account()
-    # Not below a caller's directory, which another user could not reach.
+    user, folder = account(), programs()
+    prefix = as_user(user) if user else ()
     with tempfile.TemporaryDirectory(prefix="tabloop-postgresql-") as directory:
-        folder = _copied(programs(), Path(directory), user) if user else programs()
         data, given, password = Path(directory, "data"), Path(directory, "password"), secrets.token_hex(16)
         given.write_text(password)
         if user:
             shutil.chown(directory, user)
-            shutil.chown(given, user)
         initdb = (str(folder / "initdb"), "--pgdata", str(data), "--username", ROLE, "--pwfile", str(given), "--no-instructions")
-        _run((*initdb, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8"), user)
+        _run((*prefix, *initdb, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8"))
         given.unlink()
         at = ("-h", "127.0.0.1", "-p", str(port))
-        command = (str(folder / "postgres"), "-D", str(data), *at, "-c", "unix_socket_directories=")
+        command = (*prefix, str(folder / "postgres"), "-D", str(data), *at, "-c", "unix_socket_directories=")
         asked = (str(folder / "pg_isready"), "-q", *at)
 
         def ready() -> bool:
             return subprocess.run(asked, check=False).returncode == 0
 
-        with Server("postgresql", command, {"PATH": os.defpath}, log, ready, user) as server:
+        with Server("postgresql", command, {"PATH": os.defpath}, log, ready) as server:
             server.wait()
             postgres = PostgreSQL(server, port, password)
             for name in databases:
@@ -74,20 +72,9 @@ def running(port: int, log: Path, databases: Sequence[str]) -> Iterator[PostgreS
             yield postgres
 
 
-def _copied(folder: Path, directory: Path, user: str) -> Path:
-    """Return a copy of the wheel's programs for a user, to whom the wheel may be closed."""
-    package, copies = folder.parent.parent, directory / "programs"
-    for part in (folder.parent, package.with_name(f"{WHEEL}.libs")):
-        shutil.copytree(part, copies / part.relative_to(package.parent), ignore=shutil.ignore_patterns("include"))
-    for path in (copies, *copies.rglob("*")):
-        shutil.chown(path, user)
-    return copies / folder.relative_to(package.parent)
-
-
-def _run(command: Sequence[str], user: str | None = None) -> str:
+def _run(command: Sequence[str]) -> str:
     """Run a program of PostgreSQL and return its output. Raises ServerError with its error output."""
-    variables = {"PATH": os.defpath}
-    done = subprocess.run(command, cwd="/", env=variables, **as_user(user), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd="/", env={"PATH": os.defpath}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ServerError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
     return done.stdout

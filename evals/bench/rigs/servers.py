@@ -6,7 +6,6 @@ Prefect's server and MLflow run by their own commands, as production's steps hav
 
 import asyncio
 import os
-import pwd
 import random
 import secrets
 import signal
@@ -22,7 +21,7 @@ from functools import partial
 from http.client import OK, HTTPException
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -106,7 +105,6 @@ class Server:
     environment: Mapping[str, str] = field(repr=False)
     log: Path
     ready: Callable[[], bool]  # whether it serves; OSError, HTTPException and ValueError mean not yet
-    user: str | None = None  # name of the user that it runs as; none: this process's
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -127,13 +125,12 @@ class Server:
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
-                cwd=ROOT if self.user is None else "/",
+                cwd=ROOT,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                **as_user(self.user),
             )
 
     def wait(self, seconds: float = START_SECONDS) -> float:
@@ -194,11 +191,6 @@ def _runs(process: psutil.Process) -> bool:
 def answers(url: str, credential: str = "") -> bool:
     """Return whether a GET is answered with 200. Raises OSError and HTTPException."""
     return request(url, credential=credential)[0] == OK
-
-
-def as_user(name: str | None) -> dict[str, Any]:
-    """Return the arguments of subprocess.Popen that run a process as a user with their own group alone; none: as this process."""
-    return {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": ()} if name else {}
 
 
 def own_settings(folder: Path, variables: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:

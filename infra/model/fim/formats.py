@@ -176,7 +176,7 @@ class Refused:
     """To change in the client."""
 
 
-def _in_order(text: str, *parts: str) -> bool:
+def in_order(text: str, *parts: str) -> bool:
     """Return whether the parts stand in the text one behind the other."""
     at = 0
     for part in parts:
@@ -208,7 +208,7 @@ def _zeta(prompt: str) -> bool:
 
 def _sweep(prompt: str) -> bool:
     header = prompt.rpartition(FILE)[2]
-    return header.startswith("updated/") and _in_order(prompt, f"{FILE}original/", f"{FILE}current/")
+    return header.startswith("updated/") and in_order(prompt, f"{FILE}original/", f"{FILE}current/")
 
 
 def _mercury(prompt: str) -> bool:
@@ -225,8 +225,8 @@ def _chat(prompt: str) -> bool:
 
 
 def _instruction(prompt: str) -> bool:
-    blank = prompt.startswith("```") and _in_order(prompt, "[BLANK]", "\nFill in the blank to complete the code block.")
-    return blank or bool(INSTRUCTION.match(_beginning(prompt))) or _in_order(prompt, "<QUERY>\n", "{{FILL_HERE}}", "</QUERY>")
+    blank = prompt.startswith("```") and in_order(prompt, "[BLANK]", "\nFill in the blank to complete the code block.")
+    return blank or bool(INSTRUCTION.match(_beginning(prompt))) or in_order(prompt, "<QUERY>\n", "{{FILL_HERE}}", "</QUERY>")
 
 
 ZETA2 = (

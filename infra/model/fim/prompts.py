@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.model.fim.formats import FORMATS, MIDDLE, PATHS, PREFIX, REFUSED, SEPARATORS, SUFFIX, Format
+from infra.model.fim.formats import FORMATS, MIDDLE, PATHS, PREFIX, REFUSED, SEPARATORS, SUFFIX, Format, in_order
 
 ADVICE = (
     f"choose Qwen's template in the editor ({PREFIX}...{SUFFIX}...{MIDDLE}; Continue uses it if the model's name contains "
@@ -77,7 +77,7 @@ def parse_prompt(prompt: str) -> Context:
     if evident := _evident(prompt):
         return _read(prompt, evident)
     for each in FORMATS:
-        if _stand_in_order(prompt, each):
+        if in_order(prompt, *each.markers):
             raise ValueError(
                 f"{_got(prompt)} has the FIM markers of {each.name} in the middle of other text: they may be code or the "
                 f"format's; "
@@ -201,15 +201,6 @@ def _all(text: str, marker: str, start: int, end: int | None = None) -> Iterator
     while (start := text.find(marker, start, end)) >= 0:
         yield start
         start += len(marker)
-
-
-def _stand_in_order(prompt: str, each: Format) -> bool:
-    at = 0
-    for marker in each.markers:
-        if (found := prompt.find(marker, at)) < 0:
-            return False
-        at = found + len(marker)
-    return True
 
 
 def _got(prompt: str) -> str:

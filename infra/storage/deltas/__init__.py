@@ -1,6 +1,5 @@
 """What changed between two versions: all that travels to a disk that holds the earlier one.
 
-layout.py     the tensors of a safetensors file, as they lie in it
 blocks.py     a block of a tensor, encoded against the block that it changed from
 folders.py    a checkpoint's folder, encoded against its parent's, and made again from it
 served.py     a checkpoint in the precision that engines load

@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from infra.storage.deltas import blocks, layout
-from infra.storage.deltas.layout import NotSafetensors, StoredTensor
+from infra.model import tensor_layout
+from infra.model.tensor_layout import NotSafetensors, StoredTensor
+from infra.storage.deltas import blocks
 
 FILE = 16
 """Kind of the frame that begins a file; the others are those of blocks."""
@@ -58,7 +59,7 @@ def encode(parent: Path, child: Path) -> Iterator[Frame]:
             yield _file(name=name, kind="same")
             continue
         try:
-            described = layout.read_layout(file) if name.endswith(SUFFIX) else None
+            described = tensor_layout.read_layout(file) if name.endswith(SUFFIX) else None
         except NotSafetensors:
             described = None
         if described is None:
@@ -135,7 +136,7 @@ class _Hashed:
         self.digest.update(body)
 
 
-def _encode_tensors(file: Path, described: layout.Layout, known: dict[str, _Tensor]) -> Iterator[Frame]:
+def _encode_tensors(file: Path, described: tensor_layout.Layout, known: dict[str, _Tensor]) -> Iterator[Frame]:
     for start in range(0, len(described.header), PIECE):
         yield blocks.WHOLE, blocks.compress(described.header[start : start + PIECE])
     if described.size == len(described.header):
@@ -149,7 +150,7 @@ def _encode_tensors(file: Path, described: layout.Layout, known: dict[str, _Tens
 
 
 def _decode_tensors(frames: Iterator[Frame], header: bytes, known: dict[str, _Tensor], file: _Hashed) -> None:
-    for tensor in layout.parse(header).tensors:
+    for tensor in tensor_layout.parse(header).tensors:
         earlier = _of_parent(known, tensor)
         for at in range(0, tensor.elements, blocks.ELEMENTS):
             end = min(at + blocks.ELEMENTS, tensor.elements)
@@ -165,7 +166,7 @@ def _pieces(frames: Iterator[Frame], size: int, file: _Hashed) -> bytes:
         kind, body = _next(frames)
         piece = blocks.decode(kind, body, None, min(PIECE, size - at), np.dtype(np.uint8)).tobytes()
         file.write(piece)
-        pieces = [*pieces, piece] if size <= layout.MOST_HEADER_BYTES else []
+        pieces = [*pieces, piece] if size <= tensor_layout.MOST_HEADER_BYTES else []
     return b"".join(pieces)
 
 
@@ -181,7 +182,7 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
     found: dict[str, _Tensor] = {}
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            described = layout.read_layout(file)
+            described = tensor_layout.read_layout(file)
         except NotSafetensors:
             continue
         if described.size > len(described.header):

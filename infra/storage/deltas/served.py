@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from infra.storage.deltas import blocks, layout
+from infra.model.tensor_layout import read_layout
+from infra.storage.deltas import blocks
 from infra.storage.deltas.folders import SUFFIX
 
 FOLDER = "served"
@@ -31,7 +32,7 @@ def is_wanted(engine_arguments: Mapping[str, Any], checkpoint: Path) -> bool:
     """Return whether engines round a checkpoint as they load it."""
     if engine_arguments.get("dtype") != ROUNDED:
         return False
-    return any(tensor.dtype == "F32" for file in checkpoint.glob(f"*{SUFFIX}") for tensor in layout.read_layout(file).tensors)
+    return any(tensor.dtype == "F32" for file in checkpoint.glob(f"*{SUFFIX}") for tensor in read_layout(file).tensors)
 
 
 def write_copy(checkpoint: Path, target: Path) -> None:
@@ -46,7 +47,7 @@ def write_copy(checkpoint: Path, target: Path) -> None:
 
 
 def _write_rounded(source: Path, target: Path) -> None:
-    described = layout.read_layout(source)
+    described = read_layout(source)
     header, at = json.loads(described.header[8:]), 0
     for tensor in described.tensors:
         wide = tensor.dtype == "F32"

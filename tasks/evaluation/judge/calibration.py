@@ -47,7 +47,7 @@ class Calibration:
     """Reason of the first of its failures, with the judge's own words; empty without failures."""
 
 
-def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: float = MIN_AUC) -> Calibration:
+def calibrate(judge: Judge, places: Sequence[Position], count: int) -> Calibration:
     """Ask a judge about true and corrupted texts at `count` of the places, or at all if there are fewer."""
     asked = [place for place in places if place.asks]
     chosen = random.Random(SEED).sample(asked, min(count, len(asked)))
@@ -62,8 +62,8 @@ def calibrate(judge: Judge, places: Sequence[Position], count: int, min_auc: flo
         reason = f"{failures} of {len(chosen)} places failed" + (f": {words}" if words else "")
         return Calibration(judge.name, None, None, None, len(pairs), failures, False, reason, away, refused, words)
     auc, low, high = area(*(np.array(scores) for scores in zip(*pairs, strict=True)))
-    reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; a judge that counts has {min_auc:g} or more"
-    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= min_auc, reason, away, refused, words)
+    reason = f"AUC {auc:.3f} [{low:.3f}, {high:.3f}] at {len(pairs)} places; a judge that counts has {MIN_AUC:g} or more"
+    return Calibration(judge.name, auc, low, high, len(pairs), failures, low >= MIN_AUC, reason, away, refused, words)
 
 
 def causes(failed: Sequence[Failed]) -> tuple[int, int, str]:

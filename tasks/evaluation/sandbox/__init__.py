@@ -8,7 +8,7 @@ scored    the scores of a model with the results of the tests
 """
 
 from tasks.evaluation.sandbox.limits import Limits
-from tasks.evaluation.sandbox.programs import Passed, Runs, pass_at_1, passes
+from tasks.evaluation.sandbox.programs import Runs, pass_at_1, passes
 from tasks.evaluation.sandbox.run import Outcome, SandboxRefused, run
 
-__all__ = ["Limits", "Outcome", "Passed", "Runs", "SandboxRefused", "pass_at_1", "passes", "run"]
+__all__ = ["Limits", "Outcome", "Runs", "SandboxRefused", "pass_at_1", "passes", "run"]

@@ -7,7 +7,7 @@ section 2.1, with one sample for each problem).
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,24 +25,10 @@ COMPILE = ("/bin/sh", "-c", f"{COMPILER} -O1 -std=c++17 -o main main.cpp >&2 && 
 COMPILE_LIMITS = Limits(seconds=30.0, memory_mb=768, total_mb=4096, processes=16, disk_mb=64, output_mb=32)
 
 
-@dataclass(frozen=True)
-class Passed:
-    """The results of all places that have tests."""
-
-    results: tuple[Runs, ...]
-    """By place; "not_run" without tests or compiler."""
-
-    @property
-    def rate(self) -> float | None:
-        """Return the share of passed places among those that were run; None if none was run."""
-        ran = [result for result in self.results if result != "not_run"]
-        return sum(result == "passed" for result in ran) / len(ran) if ran else None
-
-
 def pass_at_1(
     places: Sequence[HeldOutPlace], completions: Sequence[str], limits: Limits | None = None, workers: int = 2
-) -> Passed:
-    """Run each place's tests with its completion, `workers` at a time.
+) -> tuple[Runs, ...]:
+    """Run each place's tests with its completion, `workers` at a time, and return the results by place.
 
     Raises:
         SandboxRefused: this machine does not allow sandboxes, or one cannot run a program that surely passes.
@@ -59,7 +45,7 @@ def pass_at_1(
         return passes(place.program, cut(place, place.program, completion), allowed, python)
 
     with ThreadPoolExecutor(workers) as pool:
-        return Passed(tuple(pool.map(one, places, completions)))
+        return tuple(pool.map(one, places, completions))
 
 
 def cut(place: HeldOutPlace, program: Program, completion: str) -> str:

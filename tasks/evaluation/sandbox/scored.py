@@ -34,7 +34,7 @@ def with_passed(scores: Scores, programs: Programs) -> Scores:
     """
     numbers = [number for number, row in enumerate(scores.by_position) if row.place in programs]
     rows = [scores.by_position[number] for number in numbers]
-    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], workers=WORKERS).results
+    results = pass_at_1([programs[row.place] for row in rows], [row.completion for row in rows], workers=WORKERS)
     changed = list(scores.by_position)
     for number, row, result in zip(numbers, rows, results, strict=True):
         assert row.measured is not None, "score_position measures every completion"

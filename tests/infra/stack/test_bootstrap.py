@@ -188,7 +188,7 @@ def empty(orchestrated: Stack) -> Iterator[Settings]:
         for one in deployed:  # back into the session's pool; quicker than to deploy again
             before = {"work_pool_name": one["work_pool_name"], "version": one["version"]}
             prefect.patch(f"deployments/{one['id']}", json=before).raise_for_status()
-        assert orchestration.outdated(orchestrated.settings) == []
+        assert orchestration.outdated(orchestrated.settings) == {}
         orchestration.set_schedules(orchestrated.settings, paused=True)
         prefect.delete("work_pools/made-by-bootstrap").raise_for_status()
 

@@ -52,13 +52,13 @@ def test_every_corruption_differs_from_the_true_text() -> None:
 
 
 def test_a_judge_that_sees_the_difference_counts_and_one_that_guesses_does_not() -> None:
-    sees = calibrate(ReferenceJudge(), PLACES, 60, 0.8)
+    sees = calibrate(ReferenceJudge(), PLACES, 60)
     assert (sees.counts, sees.auc, sees.places, sees.failures) == (True, 1.0, 60, 0)
     draw = np.random.default_rng(0)
-    guesses = calibrate(FixedJudge(lambda _: Scored(float(draw.random()))), PLACES, 60, 0.8)
+    guesses = calibrate(FixedJudge(lambda _: Scored(float(draw.random()))), PLACES, 60)
     assert not guesses.counts and guesses.low is not None and guesses.low < 0.6
     assert "a judge that counts has 0.8 or more" in guesses.reason
-    same = calibrate(FixedJudge(lambda _: Scored(10.0)), PLACES, 60, 0.8)
+    same = calibrate(FixedJudge(lambda _: Scored(10.0)), PLACES, 60)
     assert (same.auc, same.counts) == (0.5, False)
 
 
@@ -66,11 +66,11 @@ def test_failures_of_the_calibration_are_counted_and_excluded() -> None:
     def answer(asked: Item) -> Judgement:
         return Failed("timeout", "") if asked.prefix.startswith("def name_1") else ReferenceJudge().score([asked])[0]
 
-    found = calibrate(FixedJudge(answer), PLACES, 60, 0.8)
+    found = calibrate(FixedJudge(answer), PLACES, 60)
     assert found.failures > 0 and found.places + found.failures == 60 and found.auc == 1.0
-    away = calibrate(FixedJudge(lambda _: Failed("unavailable", "")), PLACES, 60, 0.8)
+    away = calibrate(FixedJudge(lambda _: Failed("unavailable", "")), PLACES, 60)
     assert (away.auc, away.counts, away.failures, away.away) == (None, False, 60, 60)
-    garbled = calibrate(FixedJudge(lambda _: Failed("garbage", "")), PLACES, 60, 0.8)
+    garbled = calibrate(FixedJudge(lambda _: Failed("garbage", "")), PLACES, 60)
     assert (garbled.failures, garbled.away) == (60, 0)
 
 

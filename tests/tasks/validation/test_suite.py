@@ -154,14 +154,14 @@ def test_the_merge_of_profiles_is_the_profile_of_all_samples() -> None:
 
 def test_bounds_allow_chance_in_small_batches_and_anything_without_history() -> None:
     small = profile(sample_frame([sample(str(i), accepted_characters=0) for i in range(20)]))
-    assert rate_range(small, PAST, 4.0).low == 0.0
+    assert rate_range(small, PAST).low == 0.0
     large = profile(sample_frame([sample(str(i), accepted_characters=0) for i in range(900)]))
-    expected = rate_range(large, PAST, 4.0)
+    expected = rate_range(large, PAST)
     # The rate was 0.1 in 3,000 samples. A quarter and four times of it are both beyond five standard errors of 0.0114.
     assert (expected.low, expected.high) == (pytest.approx(0.1 / 4, rel=0.02), pytest.approx(0.4, rel=0.01))
-    assert rate_range(large, PAST[1:], 4.0).high == 1.0
+    assert rate_range(large, PAST[1:]).high == 1.0
     never = [Profile(samples=100, judged=100)] * LEAST_CYCLES
-    assert rate_range(profile(sample_frame([sample("1")])), never, 4.0).high > 0.05, (
+    assert rate_range(profile(sample_frame([sample("1")])), never).high > 0.05, (
         "a history without an accept does not forbid the first"
     )
 

@@ -37,7 +37,7 @@ PROBE = """
 import json, sys
 from tests.tasks.evaluation.sandbox.test_interpreter import PLACE
 from tasks.evaluation.sandbox import pass_at_1
-print(json.dumps([sys.executable, pass_at_1([PLACE, PLACE], ["x = 1", "x = 2"]).results]))
+print(json.dumps([sys.executable, pass_at_1([PLACE, PLACE], ["x = 1", "x = 2"])]))
 """
 
 
@@ -138,7 +138,7 @@ def test_a_sandbox_that_cannot_run_python_gives_no_result(
 def test_an_interpreter_that_works_is_found_behind_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     working = interpreter.interpreters()
     monkeypatch.setattr(interpreter, "interpreters", lambda: [broken("/bin/false"), *working])
-    assert pass_at_1([PLACE], ["x = 1"]).results == ("passed",)
+    assert pass_at_1([PLACE], ["x = 1"]) == ("passed",)
 
 
 def test_a_library_that_roots_sandbox_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,4 +172,4 @@ def test_a_program_that_says_it_did_not_start_is_a_failure() -> None:
         "    except OSError:\n        pass"
     )
     assert checked(Limits()).run(source, Limits()).succeeded
-    assert pass_at_1([PLACE], [source]).results == ("failed",)
+    assert pass_at_1([PLACE], [source]) == ("failed",)

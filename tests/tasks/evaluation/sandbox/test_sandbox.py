@@ -15,7 +15,7 @@ from tasks.evaluation.gate.measures import BY_NAME
 from tasks.evaluation.heldout import sets
 from tasks.evaluation.heldout.build import build
 from tasks.evaluation.judge import Scored
-from tasks.evaluation.sandbox import Limits, Outcome, Passed, SandboxRefused, pass_at_1, passes, run
+from tasks.evaluation.sandbox import Limits, Outcome, SandboxRefused, pass_at_1, passes, run
 from tasks.evaluation.sandbox.scored import with_passed
 from tasks.evaluation.sandbox.truncation import truncated
 from tasks.evaluation.scores import score_position, summarise
@@ -101,8 +101,8 @@ def test_canonical_solutions_pass_and_empty_completions_fail(kind: str) -> None:
     places = [place for place in benchmark(kind) if place.program]
     if not Path("/usr/bin/g++").exists():
         places = [place for place in places if place.language != "cpp"]
-    assert pass_at_1(places, [place.truth for place in places]).rate == 1.0
-    assert pass_at_1(places, [""] * len(places)).rate == 0.0
+    assert set(pass_at_1(places, [place.truth for place in places])) == {"passed"}
+    assert set(pass_at_1(places, [""] * len(places))) == {"failed"}
 
 
 def test_places_without_tests_or_a_compiler_are_counted_apart() -> None:
@@ -110,8 +110,7 @@ def test_places_without_tests_or_a_compiler_are_counted_apart() -> None:
     unknown = no_tests.model_copy(update={"program": Program(language="cs", before="", after="")})
     passed = benchmark("humaneval_infilling")[0]
     results = pass_at_1([no_tests, unknown, passed], ["", "", passed.truth])
-    assert results.results == ("not_run", "not_run", "passed") and results.rate == 1.0
-    assert Passed(("not_run",)).rate is None
+    assert results == ("not_run", "not_run", "passed")
 
 
 @pytest.mark.parametrize("early", ["import os\nos._exit(0)", "raise SystemExit(0)", "import sys\nsys.exit()"])
@@ -161,9 +160,9 @@ def test_safims_completions_are_cut_to_where_the_program_is_well_formed(completi
     assert truncated(completion, "c = a + b", before, after, "py") in (kept, "c =" if completion == "c = (" else kept)
     place = benchmark("safim")[0]
     assert place.program and place.program.truncated
-    assert pass_at_1([place], [f"{place.truth})"]).rate == 1.0, "the bracket is cut"
+    assert pass_at_1([place], [f"{place.truth})"]) == ("passed",), "the bracket is cut"
     whole = place.model_copy(update={"program": place.program.model_copy(update={"truncated": False})})
-    assert pass_at_1([whole], [f"{place.truth})"]).rate == 0.0
+    assert pass_at_1([whole], [f"{place.truth})"]) == ("failed",)
 
 
 def test_pass_at_1_is_a_metric_of_the_places_that_have_tests() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-MOST_HEADER_BYTES = 100 << 20
+MOST_HEADER_BYTES = 100_000_000
+"""Longest header, as in the format's own library."""
 WIDTHS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -82,7 +83,7 @@ def parse(header: bytes) -> Layout:
     try:
         entries = {name: entry for name, entry in json.loads(header[8:]).items() if name != "__metadata__"}
         tensors = [_tensor(name, entry, len(header)) for name, entry in entries.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise NotSafetensors(f"a header that cannot be read: {type(error).__name__}: {error}") from error
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     at = len(header)
