@@ -46,7 +46,7 @@ def results(python: Path, *, within: Sequence[str] = (), **environment: str) -> 
     """Return what the interpreter's own process finds of a right and a wrong completion; `within`: a command that starts it."""
     paths = os.pathsep.join([str(ROOT), *site.getsitepackages()])
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths, **environment}
-    command = [*within, python, "-c", PROBE, PLACE.model_dump_json()]
+    command = [*within, str(python), "-c", PROBE, PLACE.model_dump_json()]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     executable, found = json.loads(done.stdout)
