@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.request import urlopen
 
+import certifi
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
@@ -29,7 +30,9 @@ os.environ.setdefault(FILE_VARIABLE, str(DEMO))  # and not what a stack of this 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Every HTTP client would read the 140 authorities of the system, for 20 ms; no test meets a certificate of any.
+# Clients of httpx that follow no variable of the environment read those of certifi.
 os.environ["SSL_CERT_FILE"] = str(ROOT / "tests/data/authority.pem")
+certifi.where = lambda: os.environ["SSL_CERT_FILE"]
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if IS_WORKER:  # Python's end would look for garbage in all that is imported, for six seconds, and free what the system frees
     atexit.register(os._exit, 0)

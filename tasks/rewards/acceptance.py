@@ -72,12 +72,12 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], weights: Seq
         pairs: the shown and the settled text of each.
         weights: of each verdict; none: all count alike.
     """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-
     count, taken = len(accepted), sum(accepted)
     if min(taken, count - taken) < LEAST_EACH:
         return f"{taken} of {count} judged completions with a settled text are accepted, expected {LEAST_EACH} or more of either"
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
     rows, verdicts, weight = _rows(pairs), np.array(accepted), np.array(weights or [1.0] * count)
     regression, given = LogisticRegression(max_iter=1000), {"sample_weight": weight}
     folds = StratifiedKFold(FOLDS)

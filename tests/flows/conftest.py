@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from infra.settings.schema import Collect, Evaluate, Experiment, Orchestration
 from infra.stack.parts import unused_services
 from infra.storage.store import Unreachable
 from tasks import steps
-from tasks.evaluation import evaluate
+from tasks.evaluation import evaluate, training_overlap
 from tasks.evaluation.cycle_sets import ScoredSet
+from tasks.evaluation.heldout import build
 from tasks.evaluation.scores import PositionScore
 from tasks.evaluation.scoring import ScoredModels
 from tasks.experiments.moves import release
@@ -34,6 +36,9 @@ from tasks.validation import suite
 from tasks.versions import register, tracking
 from tests.tasks.evaluation.made_scores import PLACES, scored_models, scores
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback, metrics
+
+PACKAGES, SHINGLES = cache(build._packages), cache(training_overlap.shingles_of_place)
+"""The held-out places of the installed packages, and their shingles: the same in every cycle."""
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +126,8 @@ def world(prefect: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wor
         context, "connect", lambda settings: Context(settings, world.store, world.registry.client, lambda: time.time())
     )
     monkeypatch.setattr(time, "time", lambda: NOW + 100)
+    monkeypatch.setattr(build, "_packages", PACKAGES)
+    monkeypatch.setattr(training_overlap, "shingles_of_place", SHINGLES)
     settings = Settings(
         collect=Collect(settle_seconds=10, min_samples=4, max_user_share=1, max_user_weight=1),
         train=Settings().train.model_copy(update={"folder": tmp_path}),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from infra.settings import ROOT
 from tests.stack import free_ports
 
 
@@ -20,8 +21,14 @@ def free_url() -> str:
 def state_of(directory: Path) -> Path:
     """Return the stack's state directory of an engine that has a temporary directory.
 
-    The engines of a session share the cache beside it.
+    The engines of a session share the cache beside it, and all sessions of a checkout what vLLM finds out about its classes of
+    models, each in a process that imports vLLM once more. vLLM keeps it by the checksums of their files.
     """
+    known, cache = ROOT / "var/cache/vllm/modelinfos", directory.parent / "engines/cache/vllm"
+    for folder in (known, cache):
+        folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (cache / "modelinfos").symlink_to(known)
     return directory.parent / "engines" / directory.name
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ def is_marker(text: str) -> bool:
 
 def code_encoder(tokenizer: Tokenizer) -> Tokenizer:
     """Return a copy of a tokenizer that reads control tokens in a text as plain text; the ids of all tokens stay."""
-    described = json.loads(tokenizer.to_str())
-    controls = control_tokens(tokenizer)
+    return _reading_plain_text(tokenizer.to_str())
+
+
+@lru_cache(4)
+def _reading_plain_text(text: str) -> Tokenizer:
+    described, controls = json.loads(text), control_tokens(Tokenizer.from_str(text))
     for token in described["added_tokens"]:
         token["special"] = token["content"] in controls
     copy = Tokenizer.from_str(json.dumps(described))

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from tasks.evaluation.judge.calibration import Calibration
-from tasks.evaluation.metrics.place import measure
+from tasks.evaluation.metrics.place import Measured, measure
 from tasks.evaluation.positions import Position
 from tasks.evaluation.scores import PositionScore, summarise
 from tasks.evaluation.scoring import ScoredModels
@@ -23,6 +24,7 @@ def scores(noise: float = 0.0, seed: int = 0) -> list[PositionScore]:
     return [place(number, float(draw.random()), noise * float(other.normal())) for number in range(PLACES)]
 
 
+@cache
 def place(number: int, quality: float, noise: float = 0.0) -> PositionScore:
     """Return the score at a place; quality and noise are of the edit similarity."""
     file, truth, language = f"file {number % FILES}", f"name_{number}", LANGUAGES[number % 2]
@@ -37,17 +39,21 @@ def place(number: int, quality: float, noise: float = 0.0) -> PositionScore:
         matching_characters=round(8 * quality),
         judged=10 * quality,
         slices=(f"language: {language}", "characters: up to 8"),
-        measured=measure(Position(file, number, "", "", truth, language), completion),
+        measured=measured(file, number, truth, language, completion),
         set=SET,
     )
+
+
+@cache
+def measured(file: str, offset: int, truth: str, language: str, text: str) -> Measured:
+    """Return the metrics of a text at a place that has no other text."""
+    return measure(Position(file, offset, "", "", truth, language), text)
 
 
 def written(score: PositionScore, text: str) -> PositionScore:
     """Return a score whose completion is a text, with the metrics of the text."""
     language = score.slices[0].removeprefix("language: ")
-    return replace(
-        score, completion=text, measured=measure(Position(score.file, score.offset, "", "", score.truth, language), text)
-    )
+    return replace(score, completion=text, measured=measured(score.file, score.offset, score.truth, language, text))
 
 
 def measured_as(score: PositionScore, **metrics: float | None) -> PositionScore:

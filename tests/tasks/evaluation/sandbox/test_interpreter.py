@@ -35,9 +35,10 @@ def sandbox() -> None:
 
 PROBE = """
 import json, sys
-from tests.tasks.evaluation.sandbox.test_interpreter import PLACE
+from infra.records import HeldOutPlace
 from tasks.evaluation.sandbox import pass_at_1
-print(json.dumps([sys.executable, pass_at_1([PLACE, PLACE], ["x = 1", "x = 2"])]))
+place = HeldOutPlace.model_validate_json(sys.argv[1])
+print(json.dumps([sys.executable, pass_at_1([place, place], ["x = 1", "x = 2"])]))
 """
 
 
@@ -45,7 +46,8 @@ def results(python: Path, *, within: Sequence[str] = (), **environment: str) -> 
     """Return what the interpreter's own process finds of a right and a wrong completion; `within`: a command that starts it."""
     paths = os.pathsep.join([str(ROOT), *site.getsitepackages()])
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths, **environment}
-    done = subprocess.run([*within, python, "-c", PROBE], env=variables, capture_output=True, text=True, cwd=ROOT)
+    command = [*within, str(python), "-c", PROBE, PLACE.model_dump_json()]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     executable, found = json.loads(done.stdout)
     assert Path(executable) == python
