@@ -51,9 +51,6 @@ class Recipe(Section):
     micro_batch_positions: int = Field(0, ge=0)
     """Most positions of a micro-batch at which logits are computed (those of sampled, settled and language-model tokens), each of
     which takes 20 bytes times the vocabulary; 0: no bound. `tabloop memory` proposes both bounds."""
-    proximal: Literal["update", "step"] = "update"
-    """Weights of the proximal policy, for samples whose proximal policy is recomputed. update: the weights at the update's start,
-    at the cost of a forward pass over these samples. step: the weights at each step's start, which the step computes anyway."""
     recomputed: Literal["older", "all"] = "older"
     """Samples whose proximal policy is recomputed. older: samples of earlier versions; for the current version's the server's
     log-probabilities are taken as exact. all: every sample, so that the importance weight also corrects differences between
@@ -82,6 +79,10 @@ class Recipe(Section):
     settled_beginnings: float = Field(0.0, ge=0, le=1)
     """Weight of a settled text's beginnings in its loss, one after each token; the whole text has the rest, up to 1. What is
     shown may end early, and then a right beginning is enough. 0: only the whole text counts."""
+    interpolation: float = Field(1.0, gt=0, le=1)
+    """Share of the way from the parent's weights to those after the last step at which a candidate lies (Wortsman et al. 2022,
+    "Robust fine-tuning of zero-shot models"). A step also follows what its few places have by chance, and a shorter way undoes
+    more of that than of what was learnt. 1: all of the way."""
     frozen_layers: int = Field(0, ge=0)
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     adapter_rank: int = Field(0, ge=0, le=256)

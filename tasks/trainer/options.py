@@ -3,7 +3,7 @@
 A team never sets the latter: they protect an update, or belong to experiments with the loss. Imports no torch.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -28,6 +28,9 @@ class UpdateSettings(Recipe):
     """CPU threads of each trainer process; 0: torch's default, which OMP_NUM_THREADS sets."""
     warmup_steps: int = Field(2, ge=0)
     """Optimizer steps over which the learning rate rises linearly to its full value; 0: no warm-up."""
+    proximal: Literal["update", "step"] = "update"
+    """Weights of the proximal policy, for samples whose proximal policy is recomputed. update: the weights at the update's start,
+    at the cost of a forward pass over these samples. step: the weights at each step's start, which the step computes anyway."""
     dual_clip: DualClip = 0.0
     """Lower bound of a token's objective where its advantage is negative, as a multiple of the advantage (Ye et al. 2020 use 3);
     above 1, or 0 for no bound. It limits the gradient of rejected tokens that became much likelier since they were sampled."""

@@ -77,6 +77,20 @@ def load_weights(model: Any, weights: Mapping[str, torch.Tensor], partly: bool =
             master.copy_(tensor if shared is None else shared.own(tensor))
 
 
+@torch.no_grad()
+def interpolate(model: Any, start: Mapping[str, torch.Tensor], share: float) -> None:
+    """Move this rank's trained parameters, and their masters, to a share of the way from full Hugging Face tensors to themselves."""
+    for parameter, tensor in shards(model, start):
+        if not parameter.requires_grad:
+            continue
+        first = tensor.to(parameter.device, torch.float32)
+        parameter.copy_(first.lerp(parameter.float(), share))
+        if (master := getattr(parameter, "main_param", None)) is not None:
+            shared = parts_shared(parameter)
+            own = first if shared is None else shared.own(first)
+            master.copy_(own.view_as(master).lerp(master, share))
+
+
 def parameter_names(model: Any) -> Iterator[tuple[torch.Tensor, list[str]]]:
     """Yield this rank's parameters, each with the names of its Hugging Face tensors."""
     core, offset, tied = _unwrapped(model)

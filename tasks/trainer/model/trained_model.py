@@ -23,7 +23,7 @@ from infra.model.probe import Probe
 from infra.model.stored_tensors import StoredTensors, weights_of, write_checkpoint, written
 from tasks.trainer.model.adapter import NewAdapter, attach
 from tasks.trainer.model.architecture import Recompute, check_arguments, configured, gpt_model, transformer_config
-from tasks.trainer.model.convert import freeze, gather_on_rank_0, load_weights, trained_master
+from tasks.trainer.model.convert import freeze, gather_on_rank_0, interpolate, load_weights, trained_master
 from tasks.trainer.model.pace import Pace
 from tasks.trainer.model.parts import PARTS, parts_of
 from tasks.trainer.model.process_group import Parallel
@@ -102,6 +102,7 @@ class TrainedModel:
         self._megatron_arguments = megatron_arguments
         self._pace = Pace(share_of_time)
         self._loaded: Path | None = None
+        self._start: Mapping[str, torch.Tensor] = {}
         self.optimizer: Any = None
 
     @property
@@ -118,11 +119,12 @@ class TrainedModel:
         Raises:
             UnsuitableAdapter: the adapter is damaged, or belongs to other weights.
         """
-        weights, options = StoredTensors(weights_of(directory)), self._optimization
-        load_weights(self.megatron, weights)
+        options, self._start = self._optimization, StoredTensors(weights_of(directory))
+        load_weights(self.megatron, self._start)
         if options.adapter_rank:
             new = NewAdapter(self.architecture, options.adapter_rank, options.frozen_layers, options.adapter_seed)
-            load_weights(self.megatron, read_adapter(adapter, directory)[0] if adapter else new, partly=True)
+            self._start = read_adapter(adapter, directory)[0] if adapter else new
+            load_weights(self.megatron, self._start, partly=True)
         self._loaded = directory
 
     def make_optimizer(self, make: Callable[[Any, Optimization], Any] | None = None) -> None:
@@ -213,6 +215,10 @@ class TrainedModel:
         """`accumulate` and `apply`; return the loss reports, and the gradient's norm before clipping."""
         reports = self.accumulate(forward_step, batches, shape)
         return reports, self.apply(lr)
+
+    def interpolate(self, share: float) -> None:
+        """Move the trained weights, or the adapter's, to a share of the way from those that were loaded to themselves."""
+        interpolate(self.megatron, self._start, share)
 
     def save(
         self,

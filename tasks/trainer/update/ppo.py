@@ -344,9 +344,11 @@ def run(job: Job) -> Metrics:
     clock.append(("save", time.monotonic()))
     if job.keep_optimizer:
         optimizer_state.save(model, job.output / OPTIMIZER_NAME)
+    if job.interpolation < 1:
+        model.interpolate(job.interpolation)
     if job.adapter_rank:
         model.save_adapter(job.output / ADAPTER_NAME, probed(model, job))
-    model.save(job.output / CHECKPOINT_NAME, torch.float32, job.checkpoint, scale.factor, job.stored_mantissa)
+    model.save(job.output / CHECKPOINT_NAME, torch.float32, job.checkpoint, scale.factor**job.interpolation, job.stored_mantissa)
     clock.append(("end", time.monotonic()))
 
     seconds = {name: end - begin for (name, begin), (_, end) in pairwise(clock)}

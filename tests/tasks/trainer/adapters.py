@@ -141,7 +141,7 @@ def check_resumed(directory: Path, model: PreTrainedModel, variant: Variant) -> 
 
     def second(trained: TrainedModel) -> Tensors:
         ppo.update(trained, rows, SECOND, NO_POLICIES, LogitScale(0.0))
-        return {name: tensor for name, tensor in full_weights(trained.megatron) if ".lora_" in name}
+        return tensors_of(trained)
 
     straight = adapted(directory, variant)
     ppo.update(straight, rows, FIRST, NO_POLICIES, LogitScale(0.0))
@@ -154,8 +154,16 @@ def check_resumed(directory: Path, model: PreTrainedModel, variant: Variant) -> 
         resumed.load(directory, folder / "adapter")
         if name == "resumed":
             optimizer_state.load(resumed, folder / "optimizer")
-        apart[name] = largest_difference(wanted, second(resumed))
+        first, last = tensors_of(resumed), second(resumed)
+        apart[name] = largest_difference(wanted, last)
+    resumed.interpolate(0.25)
+    apart["between"] = largest_difference({name: first[name].lerp(last[name], 0.25) for name in first}, tensors_of(resumed))
     return apart | {"tensors": len(wanted)}
+
+
+def tensors_of(trained: TrainedModel) -> Tensors:
+    """Return copies of the adapter's tensors."""
+    return {name: tensor.clone() for name, tensor in full_weights(trained.megatron) if ".lora_" in name}
 
 
 def saved(trained: TrainedModel, directory: Path, after: Tensors) -> dict[str, float]:

@@ -170,7 +170,7 @@ def in_one_process(models: Models, work: Path) -> dict[str, Any]:
         "memory": memory.check_refused(directory),
         "adapter_bf16": adapters.check_bf16(directory, model),
     }
-    answers["adapter_updates"] = adapters.check_updates(job)
+    answers |= {"adapter_updates": adapters.check_updates(job), "halfway": state.check_halfway(job)}
     ppo.run(job)
     return answers | {"ended": refusals.check_ended(job), "megatron_arguments": refusals.megatron_arguments(directory, job)}
 

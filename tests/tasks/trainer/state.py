@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2ForCausalLM
 
 from infra.model.stored_tensors import WEIGHTS, StoredTensors
-from tasks.trainer.job import Job
+from tasks.trainer.job import CHECKPOINT_NAME, Job
 from tasks.trainer.model.convert import full_weights, gather_on_rank_0, rank_share
 from tasks.trainer.model.process_group import Parallel, start
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
@@ -51,8 +51,10 @@ def check_resumed(
     ppo.update(straight, rows, SECOND, NO_POLICIES, LogitScale(0.0))
     straight.save(state / "wanted", torch.float32)
     dist.barrier()
+    straight.interpolate(0.25)
     return {
         "drew": float(drew),
+        "between": largest_difference(between(directory, state / "wanted", 0.25), weights_of(straight)),
         "resumed": resume(model, parallel, bf16, state, distributed),
         "without": resume(model, parallel, bf16, state, distributed, with_state=False),
     }
@@ -69,9 +71,28 @@ def resume(
     return largest_difference(load_file(state / "wanted" / WEIGHTS), weights_of(trained))
 
 
+def between(start: Path, end: Path, share: float) -> dict[str, torch.Tensor]:
+    """Return the weights at a share of the way from one checkpoint to another."""
+    first, last = (load_file(place / WEIGHTS) for place in (start, end))
+    return {name: first[name].lerp(last[name], share) for name in first}
+
+
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
     """Return the largest difference of a weight."""
     return max((left[name] - right[name]).abs().max().item() for name in left)
+
+
+def check_halfway(job: Job) -> float:
+    """Run a job again up to half of the way; return the largest difference of a weight from the middle of parent and candidate."""
+    halfway = job.model_copy(update={"output": job.output.with_name("halfway"), "interpolation": 0.5, "logit_scale_rate": 0.0})
+    whole = halfway.model_copy(update={"output": job.output.with_name("whole"), "interpolation": 1.0})
+    for one in (whole, halfway):
+        ppo.run(one)
+    start, end, middle = (
+        dict(StoredTensors(checkpoint.glob("*.safetensors")))
+        for checkpoint in (job.checkpoint, *(one.output / CHECKPOINT_NAME for one in (whole, halfway)))
+    )
+    return largest_difference({name: start[name].lerp(end[name], 0.5) for name in start}, middle)
 
 
 def check_moved(model: Qwen2ForCausalLM, parallel: Parallel, bf16: bool, state: Path, distributed: bool) -> dict[str, Any]:

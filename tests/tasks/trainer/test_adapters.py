@@ -39,6 +39,11 @@ def test_an_update_of_an_adapter_continues_from_the_optimizers_state_bit_for_bit
     assert values["tensors"] == 28
 
 
+@pytest.mark.parametrize("layout", ["one", "data", "tensor", "pipeline", "distributed"])
+def test_an_adapter_stops_at_a_share_of_the_updates_way(answers, layout):
+    assert answers[layout]["resumed adapter"]["between"] < 1e-6
+
+
 @pytest.mark.parametrize("layout", ["distributed", "tensor and pipeline"])
 def test_an_adapter_agrees_with_peft_in_combined_layouts(answers, layout):
     assert_equals_peft(answers[layout]["adapter"])

@@ -34,6 +34,13 @@ def test_an_update_resumes_exactly_from_weights_and_optimizer_state_on_disk(answ
         assert values["drew"] == 0, "an update draws no random numbers, so their state is not stored"
 
 
+@LAYOUTS
+def test_the_weights_stop_at_a_share_of_the_updates_way(answers, layout):
+    for values in answers[layout]["resumed"]:
+        assert values["between"] < 1e-6
+    assert answers["halfway"] < 1e-6, "the job's share"
+
+
 @pytest.mark.parametrize("move", MOVES)
 def test_an_update_resumes_in_another_layout_of_processes(answers, move):
     assert set(answers["moved"]) == set(MOVES)
