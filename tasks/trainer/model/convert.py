@@ -79,7 +79,10 @@ def load_weights(model: Any, weights: Mapping[str, torch.Tensor], partly: bool =
 
 @torch.no_grad()
 def interpolate(model: Any, start: Mapping[str, torch.Tensor], share: float) -> None:
-    """Move this rank's trained parameters, and their masters, to a share of the way from full Hugging Face tensors to themselves."""
+    """Move this rank's trained parameters, and their masters, to a share of the way to themselves from full Hugging Face tensors.
+
+    Parameters whose tensors are missing stay.
+    """
     for parameter, tensor in shards(model, start):
         if not parameter.requires_grad:
             continue

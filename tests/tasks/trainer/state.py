@@ -83,7 +83,7 @@ def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Ten
 
 
 def check_halfway(job: Job) -> float:
-    """Run a job again up to half of the way; return the largest difference of a weight from the middle of parent and candidate."""
+    """Run a job up to half of the way; return the largest difference of a weight from the middle of parent and candidate."""
     halfway = job.model_copy(update={"output": job.output.with_name("halfway"), "interpolation": 0.5, "logit_scale_rate": 0.0})
     whole = halfway.model_copy(update={"output": job.output.with_name("whole"), "interpolation": 1.0})
     for one in (whole, halfway):

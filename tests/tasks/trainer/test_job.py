@@ -22,7 +22,8 @@ CHANGED = UpdateSettings(
     minibatch=8, micro_batch_tokens=64, micro_batch_positions=32, proximal="step", recomputed="all", clip_low=0.3,
     clip_high=0.4, dual_clip=3.0, importance_bound=5.0, kl_weight=0.1, entropy_weight=0.2, max_kl=0.3, max_ratio=9.0,
     max_logprob_gap=0.4, max_logprob_gap_p99=0.6, context_weight=0.7, context_tokens=6, logit_scale_rate=0.8, frozen_layers=1,
-    interpolation=0.6, max_grad_norm=2.0, keep_optimizer=True, share_of_time=0.5, seed=3, megatron_arguments={"weight_decay": 0.1},
+    interpolation=0.6, max_grad_norm=2.0, keep_optimizer=True, share_of_time=0.5, seed=3,
+    megatron_arguments={"weight_decay": 0.1},
 )  # fmt: skip
 """Settings in which every option of the update differs from its default, except the one that two of them exclude."""
 WITH_ADAPTER = UpdateSettings(adapter_rank=4)
