@@ -60,9 +60,10 @@ def test_a_version_that_nobody_has_asked_for_a_day_has_no_series() -> None:
     """For good it would leave more than forty, and as many more as a challenger."""
     metrics = Metrics()
     for number in range(50):
-        served = {"policy_version": str(number), "time": NOW + number * 6 * HOUR, "withheld": not number % 2, "held_back": "x"}
+        time, withheld = NOW + number * 6 * HOUR, not number % 2
         for arm in ("champion", "challenger"):
-            metrics.completed(completion(arm=arm, **served))
+            row = completion(arm=arm, policy_version=str(number), time=time, withheld=withheld, held_back="x")
+            metrics.completed(row)
     series = series_in(metrics.registry.collect())
     assert {dict(labels)["version"] for _, labels in series if "version" in dict(labels)} == {"45", "46", "47", "48", "49"}
     assert value(series, "shown_total", arm="champion", version="47", sampling="served") == 1

@@ -91,6 +91,7 @@ def interpolate(model: Any, start: Mapping[str, torch.Tensor], share: float) -> 
         if (master := getattr(parameter, "main_param", None)) is not None:
             shared = parts_shared(parameter)
             own = first if shared is None else shared.own(first)
+            assert own is not None, "a rank with a master holds a part"
             master.copy_(own.view_as(master).lerp(master, share))
 
 
