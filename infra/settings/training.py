@@ -81,8 +81,8 @@ class Recipe(Section):
     shown may end early, and then a right beginning is enough. 0: only the whole text counts."""
     interpolation: float = Field(1.0, gt=0, le=1)
     """Share of the way from the parent's weights to those after the last step at which a candidate lies (Wortsman et al. 2022,
-    "Robust fine-tuning of zero-shot models"). A step also follows what its few places have by chance, and a shorter way undoes
-    more of that than of what was learnt. 1: all of the way."""
+    "Robust fine-tuning of zero-shot models"). A step also follows what its few places have by chance, and a shorter way takes
+    back more of that than of the lesson. 1: all of the way."""
     frozen_layers: int = Field(0, ge=0)
     """Lowest layers to freeze, with the embeddings; 0: everything is trained."""
     adapter_rank: int = Field(0, ge=0, le=256)
