@@ -38,7 +38,7 @@ EVERY = 5
 """Of the pauses of simulated developers every fifth is a place, since those of one session lie near one another."""
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.8)
 USERS = 240
-TRAINING = {"final_rate": 0.1, "epochs": 1, "minibatch": 64, "frozen_layers": 2}
+TRAINING = {"final_rate": 0.1, "epochs": 1, "minibatch": 64, "interpolation": 1.0, "frozen_layers": 2}
 """Options of the update: small steps, a decay to a tenth."""
 
 
