@@ -11,8 +11,8 @@ from evals.demo.record import Baselines, CycleRow, Difference, Rate, Report
 from infra.pages import figures
 from infra.records import RATIOS, Measures
 
-GROUND_NAMES = {"later": "the team's later code", "new": "new files", "seen": "text shared with training"}
-SHORT_NAMES = {"later": "later code", "new": "new files", "seen": "seen files"}
+GROUND_NAMES = {"later": "the team's later code", "new": "new files"}
+SHORT_NAMES = {"later": "later code", "new": "new files"}
 
 
 def files(directory: Path) -> dict[str, Path]:

@@ -1,11 +1,10 @@
-"""Which code is written live, and the three grounds on which models are compared; all of it a function of the code alone.
+"""Which code is written live, and the two grounds on which models are compared; all of it a function of the code alone.
 
 A hash splits the files. In *open* files some holes are written live and the others are kept for later; *whole* files are written
 live but for what stands from the beginning; *closed* files are never opened. The grounds:
 
 later: the team's later code. Holes of open files that no developer begins; they stand in no window.
 new: holes of closed files.
-seen: holes of whole files, whose text developers wrote live. For comparison only: training saw it.
 
 Code repeats itself. So a line of LONG_LINE characters that another ground's windows (for `later`, any live window) could show is
 not asked for: a place lies below the last such line of its hole.
@@ -25,7 +24,7 @@ from tasks.evaluation.heldout.build import typed_sources
 from tasks.evaluation.positions import CONTEXT_CHARACTERS, Position, Source, draw_column
 from tasks.own_code.holes import Hole, holes_of
 
-Ground = Literal["later", "new", "seen"]
+Ground = Literal["later", "new"]
 GROUNDS: tuple[Ground, ...] = get_args(Ground)
 Role = Literal["open", "whole", "closed"]
 LONG_LINE = 30
@@ -88,18 +87,15 @@ class Grounds:
         kept: set[str] = set()
         for source in self._sources:
             role, later = role_of(source), holes_in(source, "later")
-            if role == "open":
-                holes["later"] += ((source, hole) for hole in later)
-                kept.update(line for hole in later for line in _long_lines(source.text[hole.start : hole.stop]))
-            else:
-                asked = holes_of(source.text) if role == "closed" else holes_in(source, "live")
-                holes["new" if role == "closed" else "seen"] += ((source, hole) for hole in asked)
+            holes["later"] += ((source, hole) for hole in later)
+            kept.update(line for hole in later for line in _long_lines(source.text[hole.start : hole.stop]))
+            if role == "closed":
+                holes["new"] += ((source, hole) for hole in holes_of(source.text))
             standing = (hole for hole in holes_of(source.text) if hole not in later)
             visible[role].update(line for hole in standing for line in _long_lines(source.text[hole.start : hole.stop]))
         foreign = {
             "later": visible["open"] | visible["whole"] | visible["closed"],
             "new": visible["open"] | visible["whole"] | kept,
-            "seen": visible["open"] | visible["closed"] | kept,
         }
         return {ground: _eligible(holes[ground], foreign[ground]) for ground in GROUNDS}
 

@@ -147,7 +147,7 @@ def report() -> Report:
         },
         **{"judge": "reference", "acceptance": same, "acceptance_of_shown": same, "accepted_characters_per_request": same},
         shown=same,
-        grounds={"later": ground(0.2, 0.24), "new": ground(0.18, 0.185), "seen": ground(0.3, 0.4)},
+        grounds={"later": ground(0.2, 0.24), "new": ground(0.18, 0.185)},
         exploration=Exploration(share=0.05, exploring=rate(0.15), others=rate(0.2), difference=gain, cost=0.002, taught=300),
         calibration=CALIBRATION,
         champion_calibration=CALIBRATION,

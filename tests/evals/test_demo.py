@@ -96,7 +96,7 @@ def _report(later=BETTER, kept=UNDECIDED, new=UNDECIDED, new_kept=UNDECIDED) -> 
     rate = Rate(rate=0.2, low=0.1, high=0.3, n=100)
     same = changed = Comparison(base=rate, champion=rate, difference=Difference(estimate=0.02, low=0.01, high=0.05))
     low = 0.01
-    rows = {"later": (later, kept), "new": (new, new_kept), "seen": (BETTER, BETTER)}
+    rows = {"later": (later, kept), "new": (new, new_kept)}
     grounds = {
         ground: GroundRow.model_validate(
             _baselines(*accepted) | {"kept_characters": _baselines(*characters), "time_saved": _baselines(*WORSE)}
@@ -208,7 +208,7 @@ def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
     page.write(_report(), tmp_path)
     report_json = json.loads((tmp_path / "report.json").read_text())
     assert {"cycles", "promotions", "rejections", "seed", "developers", "rates", "seconds"} <= report_json.keys()
-    assert report_json["grounds"].keys() == {"later", "new", "seen"}
+    assert report_json["grounds"].keys() == {"later", "new"}
     for ground in report_json["grounds"].values():
         for row in (ground, ground["kept_characters"], ground["time_saved"]):
             assert row["base_best"].keys() == {"rate", "low", "high", "n", "temperature"}

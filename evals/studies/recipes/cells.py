@@ -92,11 +92,11 @@ class Sizes:
     users: int
     interactions: Sequence[int]  # pauses after which models are compared, ascending; an update trains on those since the last one
     update: int  # most pauses of one update
-    places: int  # positions on `later`; half as many on `new`, an eighth on `seen`
+    places: int  # positions on `later`; half as many on `new`
 
     def places_of(self, ground: Ground) -> int:
         """Return the number of positions on a ground."""
-        return max(1, self.places // {"later": 1, "new": 2, "seen": 8}[ground])
+        return max(1, self.places // {"later": 1, "new": 2}[ground])
 
     @property
     def updates(self) -> list[tuple[int, int]]:

@@ -165,7 +165,7 @@ def against(runs: Runs, recipe: str, other: str, label: str = "") -> Iterator[Fi
     ours, theirs = (_trained([gain for seed in seeds for gain in runs[name][seed]] if seeds else ()) for name in (recipe, other))
     for (ground, interactions), after in ours.items():
         before = theirs.get((ground, interactions), [])
-        if ground == "seen" or len(before) != len(after):
+        if len(before) != len(after):
             continue
         name = f"{label} {recipe} above {other}: {ground} after {interactions}".strip()
         shipped, lows = (recipe, other) == (SHIPPED, WRITTEN), dict[str, float]()

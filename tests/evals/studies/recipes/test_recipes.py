@@ -296,7 +296,6 @@ def test_a_run_that_was_stopped_goes_on_and_equal_rows_make_one_model(
     assert [(g.ground, g.interactions, g.trained.requests.sum()) for g in first] == [
         ("later", 8, 4),
         ("new", 8, 2),
-        ("seen", 8, 1),
     ]
     assert values(first[0].trained) == values(first[0].best), "the model that was copied is the base"
     assert values(first[0].trained_all) == values(first[0].best_all), "too few places for an estimate: all is shown"
