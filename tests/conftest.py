@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.request import urlopen
 
@@ -38,6 +38,8 @@ if IS_WORKER:  # Python's end would look for garbage in all that is imported, fo
     atexit.register(os._exit, 0)
 
 START_SECONDS = 240
+SERVERS = pytest.StashKey[ExitStack]()
+"""Stops the session's stack."""
 
 SHARED = {
     "stack": (
@@ -118,11 +120,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: order.index(group) if (group := group_of(item.nodeid)) in order else len(order))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop the session's stack before the first test of another group: idle servers would take the other tests' time."""
+    if group_of(item.nodeid) != "stack":
+        item.session.stash.get(SERVERS, ExitStack()).close()
+
+
 @pytest.fixture(scope="session")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def storage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The session's stack with at least its S3 server and MLflow, and the base model registered as champion."""
-    with stack_.running(tmp_path_factory.mktemp("tabloop"), "s3", "mlflow") as stack:
-        yield stack
+    with request.session.stash.setdefault(SERVERS, ExitStack()) as servers:
+        yield servers.enter_context(stack_.running(tmp_path_factory.mktemp("tabloop"), "s3", "mlflow"))
 
 
 @pytest.fixture(scope="session")

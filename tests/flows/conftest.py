@@ -41,7 +41,7 @@ PACKAGES, SHINGLES = cache(build._packages), cache(training_overlap.shingles_of_
 """The held-out places of the installed packages, and their shingles: the same in every cycle."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prefect() -> Iterator[None]:
     start = subprocess.Popen
 
