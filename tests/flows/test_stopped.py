@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -21,8 +21,6 @@ from tasks.trainer.run import LOG_NAME
 from tests.stack import Stack
 from tests.tasks.trainer import models
 
-CYCLE = "endless"
-"""Not the form of a cycle's name, so the loop does not complete it."""
 TRAIN_SECONDS, STOP_SECONDS, END_SECONDS = 240, 30, 90
 ENDLESS = {
     **{"actions": ("written", "served"), "surrogate_weight": 1.0},
@@ -36,13 +34,16 @@ MANIFEST = {
 
 @pytest.fixture
 def folder(orchestrated: Stack, store: ObjectStore) -> Iterator[Path]:
-    """The working folder of an endless update of the base model, whose samples are sealed as those of a cycle."""
-    settings = orchestrated.settings
+    """The working folder of an endless update of the base model, whose samples are sealed as those of a cycle.
+
+    Its name has not the form of a cycle's, so the loop does not complete it; a second attempt of the test has another.
+    """
+    settings, cycle = orchestrated.settings, f"endless-{uuid4().hex}"
     base = AutoModelForCausalLM.from_pretrained(settings_.path(settings.model.base), dtype=torch.float32)
     samples = [sample.model_copy(update={"policy_version": "1"}) for sample in models.samples(base, 0.0)]
     endless = settings.model_copy(update={"train": settings.train.model_copy(update=ENDLESS)})
-    transaction.seal(store, CYCLE, MANIFEST, to_parquet(samples), endless)
-    folder = contexts.connect(settings).folder(CYCLE)
+    transaction.seal(store, cycle, MANIFEST, to_parquet(samples), endless)
+    folder = contexts.connect(settings).folder(cycle)
     yield folder
     for process in trainers(folder):
         with suppress(psutil.NoSuchProcess):
@@ -58,17 +59,17 @@ def api(orchestrated: Stack) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def start_training(api: SyncPrefectClient) -> UUID:
+def start_training(api: SyncPrefectClient, cycle: str) -> UUID:
     """Deploy the flow `training` as the cycle is deployed, and start a run of it."""
-    cycle = api.read_deployment_by_name("cycle/cycle")
+    shipped = api.read_deployment_by_name("cycle/cycle")
     deployment = api.create_deployment(
         flow_id=api.create_flow_from_name("training"),
         name="training",
         entrypoint="tests/flows/training.py:training",
-        pull_steps=cycle.pull_steps,
-        work_pool_name=cycle.work_pool_name,
+        pull_steps=shipped.pull_steps,
+        work_pool_name=shipped.work_pool_name,
     )
-    return api.create_flow_run_from_deployment(deployment, parameters={"cycle": CYCLE}).id
+    return api.create_flow_run_from_deployment(deployment, parameters={"cycle": cycle}).id
 
 
 def trainers(folder: Path) -> set[psutil.Process]:
@@ -102,7 +103,7 @@ def wait_for(condition: Callable[[], bool], seconds: float, details: Callable[[]
 def test_a_run_cancelled_through_the_api_ends_as_cancelled_with_its_trainer(
     orchestrated: Stack, folder: Path, api: SyncPrefectClient
 ) -> None:
-    run, log = start_training(api), folder / LOG_NAME
+    run, log = start_training(api, folder.name), folder / LOG_NAME
 
     def state() -> State:
         state = api.read_flow_run(run).state
