@@ -110,16 +110,23 @@ def decoded(completion: SampledCompletion, tokenizer: Tokenizer) -> tuple[str, l
 def labelled(
     pause: Pause, completion: SampledCompletion, text: str, ends: Sequence[int], past: PastAcceptance, temperature: float
 ) -> LabelledCompletion:
-    """Return a completion with its labels, and count what the developer did with all of it in `past`."""
+    """Return a completion with its labels, and count what the developer did with all of it in `past`.
+
+    An accepted text that stands in place of the one in mind is the settled text, as in the file that a cycle reads.
+    """
     developer, truth, kept = pause.developer, pause.settled, np.full(len(ends), np.nan)
     place = Place(pause.prefix, pause.suffix, "", *past.shares(PROJECT, developer.name))
-    choice = None if developer.silent else pause.answer(text)[1]
+    outcome, answer = pause.answer(text)
+    choice = None if developer.silent else answer
     if choice:
         past.add(PROJECT, developer.name, choice.accepted)
     compared, accepted = None, choice.accepted if choice else None
     if truth and truth.text and truth.kind in TAUGHT:
-        kept = kept_up_to(text, ends, truth.text, truth.whole)
-        compared = Compared(truth.text, text, accepted)
+        stood = truth.text
+        if answer and answer.accepted and answer.opinion.stands:
+            stood = outcome.shown + truth.text[answer.opinion.covered :]
+        kept = kept_up_to(text, ends, stood, truth.whole)
+        compared = Compared(stood, text, accepted)
     return LabelledCompletion(place, temperature, text, completion.logprobs, ends, kept, accepted, compared=compared)
 
 

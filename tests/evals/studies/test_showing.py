@@ -3,9 +3,22 @@
 import numpy as np
 import pytest
 
+from evals.developers import Schedule, code_from
+from evals.developers.pause import Choice, ExpectedOutcome, Pause
+from evals.developers.taste import Opinion
 from evals.studies.showing.bench import cut, held
-from evals.studies.showing.rules import CompletedPauses, TokenOutcomes, comparison, gain, gain_per_shown, level_figures
+from evals.studies.showing.rules import (
+    CompletedPauses,
+    TokenOutcomes,
+    comparison,
+    gain,
+    gain_per_shown,
+    labelled,
+    level_figures,
+)
+from infra.model.past_acceptance import PastAcceptance
 from infra.model.showing import Place
+from tasks.evaluation.models.base import SampledCompletion
 from tasks.showing.labels import LabelledCompletion
 
 # Four completions of two tokens, of two users: accepted, kept characters and shown, if so many tokens are shown; no time or edit.
@@ -46,3 +59,17 @@ def test_the_plain_rules() -> None:
     places = CompletedPauses([], [row])
     assert [held(places, least) for least in (0.4, 0.41)] == [[3], [0]]
     assert [cut(places, least) for least in (0.4, 0.42, 0.6, 0.95)] == [[3], [2], [1], [0]]
+
+
+@pytest.mark.parametrize(("stands", "kept"), [(True, [1, 1]), (False, [0, 0])])
+def test_an_accepted_text_that_stands_is_the_settled_text(monkeypatch: pytest.MonkeyPatch, stands: bool, kept: list[int]) -> None:
+    schedule = Schedule(20, 0, code_from())
+    pauses = (schedule.first_pause(number) for number in range(100))
+    pause = next(p for p in pauses if p.settled and p.settled.text and p.settled.kind == "typed")
+    opinion = Opinion(True, "explored", 0, covered=1, stands=stands)
+    monkeypatch.setattr(Pause, "answer", lambda *_: (ExpectedOutcome(1.0, "~~ab"), Choice(True, opinion)))
+    completion = SampledCompletion((), (1, 2), (-0.1, -0.1), "~~ab")
+    found = labelled(pause, completion, "~~ab", [2, 4], PastAcceptance(), 0.1)
+    assert pause.settled and pause.settled.text and found.compared
+    assert found.compared.settled == ("~~ab" + pause.settled.text[1:] if stands else pause.settled.text)
+    assert found.kept.tolist() == kept
