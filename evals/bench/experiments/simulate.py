@@ -48,6 +48,8 @@ class World:
     fading: bool = False  # whether the gain fades to nothing during the test
     answered: float = 0.9  # share of shown completions that are judged
     judged: float = 1.0  # factor of it on the champion's arm
+    lost_accepts: float = 0.0  # share of accepts on the champion's arm that no report reaches
+    lost_rejections: float = 0.0  # the same of rejections on the challenger's arm
     late: float = 0.0  # part of the test by which the champion's labels come later
     liars: int = 0  # users who know their arm and accept all of the challenger; in a crossover, nothing of the champion
     named: bool = False  # whether users share a credential that names them; liars do
@@ -124,7 +126,8 @@ class Simulation:
             chance[liars[: world.liars]] = arm[liars[: world.liars]]
             shown = world.shown * (1 + (world.visible - 1) * treated) * (1 - world.silent * arm)
             judged = world.answered * np.where(arm, 1.0, world.judged)
-            halves.append(_draw(draw, world, requests, chance, shown, judged, arm))
+            lost = world.lost_accepts * ~arm, world.lost_rejections * arm
+            halves.append(_draw(draw, world, requests, chance, shown, judged, arm, lost))
         return halves[0], halves[1]
 
     def _summed(self) -> dict[str, np.ndarray]:
@@ -178,12 +181,16 @@ def _draw(
     shown: np.ndarray | float,
     judged: np.ndarray | float,
     arm: np.ndarray,
+    lost: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return every sum of requests, [U, B]."""
+    """Return every sum of requests, [U, B]; `lost`: the shares of accepts and of rejections that no report reaches."""
     visible = draw.binomial(requests, np.minimum(shown, 1.0))
     answers = draw.binomial(visible, judged)
     accepted = draw.binomial(answers, np.clip(chance, 0, 1))
     annoyed = answers - accepted
+    if lost and (world.lost_accepts or world.lost_rejections):
+        accepted, annoyed = draw.binomial(accepted, 1 - lost[0]), draw.binomial(annoyed, 1 - lost[1])
+        answers = accepted + annoyed
     unpleasant = np.minimum(UNPLEASANT * np.where(arm, world.cancels, 1.0), 1.0)
     slow = world.slow * arm
     early, late = draw.binomial(requests, 0.5 + slow), draw.binomial(requests, 0.05 + 0.2 * slow)

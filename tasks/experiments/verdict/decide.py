@@ -5,13 +5,14 @@ A verdict depends only on the experiment's record with its plan, the totals and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from infra.pages import figures
 from infra.records import Arm, ExperimentRecord, MetricResult, Plan, PlannedMetric, Rate, Verdict
 from tasks.experiments.counting.totals import ARMS, MADE, ArmTotals, least_credentials
+from tasks.experiments.verdict import missing
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import champion_late, run_checks
 from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, counted, units
@@ -116,7 +117,8 @@ def decide(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now: flo
 def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdict:
     """Return the verdict of a look at the metrics."""
     compared = look.compare(totals)
-    ruling = lasting(look, totals, robust(look, totals, compared, ruling_of(look.plan.mode, compared)))
+    ruling = robust(look, totals, compared, ruling_of(look.plan.mode, compared))
+    ruling = lasting(look, totals, answered(look, totals, compared, ruling))
     reason, name = f"{ruling.reason}: {numbers(compared, look)}", ruling.verdict
     open_end = name == "undecided" and bool(end)
     if open_end:
@@ -205,6 +207,24 @@ def robust(look: Look, totals: ArmTotals, compared: list[Compared], ruling: Ruli
         return ruling
     doubt = f"but not without the {count} users who favour each metric most (experiment.tolerated_users)"
     return Ruling("undecided", f"{ruling.reason}, {doubt}")
+
+
+def answered(look: Look, totals: ArmTotals, compared: list[Compared], ruling: Ruling) -> Ruling:
+    """Return the verdict, unless it promotes by the answers that are missing (tasks/experiments/verdict/missing.py)."""
+    if ruling.verdict != "promote":
+        return ruling
+    lenient = replace(look, plan=look.plan.model_copy(update={"alpha": max(look.plan.alpha, missing.ALPHA)}))
+    for words, then in missing.filled(totals):
+        rows = [compare(then, each.metric, look.plan) if each.metric.role == "success" else each.rows for each in compared]
+        levels = lenient.gain_levels(rows)
+        others = [
+            lenient.compared(row, each.metric, each.means, levels[each.metric.name]) if each.metric.role == "success" else each
+            for row, each in zip(rows, compared, strict=True)
+        ]
+        if ruling_of(look.plan.mode, others).verdict != "promote":
+            doubt = f"but not if the completions without an answer were {words}"
+            return Ruling("undecided", f"{ruling.reason}, {doubt}")
+    return ruling
 
 
 def lasting(look: Look, totals: ArmTotals, ruling: Ruling) -> Ruling:
