@@ -63,6 +63,8 @@ EXPERIMENT = {
 }
 NEW = {"baseline_seconds": 0, "shadow_share": 1.0, "ramp_requests": 20, "holdout_share": 0.3}
 """Values of the plans."""
+ENDS = ("Rejected", "RolledBack", "Broken")
+"""States of the watch in which a test ends without a promotion."""
 PROBE_FIELDS = {"logprobs", "return_token_ids"}
 
 
@@ -309,11 +311,16 @@ class World:
         """Type and look in turns until the watch ends in a state of one of these names; return it.
 
         "NoExperiment": the run that was killed had done it already.
+
+        Raises:
+            AssertionError: the test ends otherwise, as where a busy machine makes an equal challenger twice as slow as the champion.
         """
         for _ in range(looks):
             await self.type(requests)
-            if (state := await self.look())[0] in (*names, "NoExperiment"):
+            state = await self.look()
+            if state[0] in (*names, "NoExperiment"):
                 return state
+            assert state[0] not in ENDS, f"expected {names}, the watch ended as {state}"
         raise AssertionError(f"none of {names} after {looks} looks: {self.said[-looks:]}")
 
     async def serves(self, version: str) -> None:
