@@ -313,7 +313,7 @@ class World:
         "NoExperiment": the run that was killed had done it already.
 
         Raises:
-            AssertionError: the test ends otherwise, as where a busy machine makes an equal challenger twice as slow as the champion.
+            AssertionError: the test ends otherwise, as where a busy machine makes an equal challenger twice as slow.
         """
         for _ in range(looks):
             await self.type(requests)
