@@ -360,8 +360,8 @@ async def test_a_prompt_beyond_the_context_is_refused_with_status_400(client: En
 
 @pytest.mark.timing(reason="the engine samples on until it notices that the client left")
 async def test_closing_a_generation_stops_it_within_a_few_tokens(engine: RunningEngine, client: EngineClient) -> None:
-    extra_steps: list[int] = []
-    while len(within := [extra for extra in extra_steps if extra <= 4]) < 3 and len(extra_steps) < 20:
+    extra_steps = []
+    for _ in range(5):
         steps_before, received = await _wait_until_idle(engine), 0
         async with aclosing(client.generate(EngineRequest(PROMPT, 800, 1.0, 1.0, []))) as deltas:
             async for delta in deltas:
@@ -370,9 +370,8 @@ async def test_closing_a_generation_stops_it_within_a_few_tokens(engine: Running
                     break
         extra_steps.append(await _wait_until_idle(engine) - steps_before - received)
         assert (await client.health()).running == 0
-    # One or two steps are running when the client leaves. Beside busy jobs the server often waits for a core and more of the
-    # other 780 run, but not every time; a server that notices late does so every time.
-    assert len(within) == 3 and max(extra_steps) < 500, extra_steps
+    # One or two steps are running when the client leaves. A busy machine may let more of the other 780 run.
+    assert sorted(extra_steps)[2] <= 4 and max(extra_steps) < 500, extra_steps
 
 
 async def test_most_of_a_growing_prompt_is_in_the_prefix_cache(engine: RunningEngine, client: EngineClient) -> None:
