@@ -24,6 +24,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from flows.experiment import ENDED
 from infra import settings as settings_
 from infra.records import Completion, CycleOutcome, ExperimentRecord
 from infra.registry.client import CHAMPION, Registry, RegistryError
@@ -63,8 +64,6 @@ EXPERIMENT = {
 }
 NEW = {"baseline_seconds": 0, "shadow_share": 1.0, "ramp_requests": 20, "holdout_share": 0.3}
 """Values of the plans."""
-ENDS = ("Rejected", "RolledBack", "Broken")
-"""States of the watch in which a test ends without a promotion."""
 PROBE_FIELDS = {"logprobs", "return_token_ids"}
 
 
@@ -320,7 +319,7 @@ class World:
             state = await self.look()
             if state[0] in (*names, "NoExperiment"):
                 return state
-            assert state[0] not in ENDS, f"expected {names}, the watch ended as {state}"
+            assert state[0] not in ENDED.values(), f"expected {names}, the watch ended as {state}"
         raise AssertionError(f"none of {names} after {looks} looks: {self.said[-looks:]}")
 
     async def serves(self, version: str) -> None:
