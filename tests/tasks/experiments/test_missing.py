@@ -75,7 +75,9 @@ def test_users_whose_editor_reports_nothing_are_taken_for_no_answers() -> None:
     silent = {"judged": 0.0, "decided": 0.0, "labelled": 0.0, "annoyed": 0.0, "length": 0.0}
     champion, challenger = arm("a", 40, 0.25, Loss(), draw), arm("b", 40, 0.25, Loss(rejections=0.5), draw)
     totals = arm_totals(champion | {"c": user(50, shown=SHOWN) | silent}, challenger)
-    for _, then in filled(totals):
+    found = [then for _, then in filled(totals)]
+    assert len(found) == 2
+    for then in found:
         assert sum(then.during["champion"]["judged"]) == sum(totals.during["champion"]["judged"])
         assert np.array_equal(then.during["challenger"]["judged"], then.during["challenger"]["visible"])
     assert not list(filled(arm_totals(champion, champion)))
