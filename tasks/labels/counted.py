@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 120.0
 """Seconds after the end of an hour and `join_seconds` until the hour has settled: events take seconds to be shipped."""
 SERVED = (
-    *("id", "time", "project", "user", "credential", "language", "policy_version", "arm", "experiment", "assigned"),
+    *("id", "time", "project", "user", "credential", "client", "language", "policy_version", "arm", "experiment", "assigned"),
     *("assigned_arm", "mixed", "withheld", "pinned", "exploring", "opted_out", "finish_reason", "ttft_ms", "total_ms"),
 )
 """Columns of a completion."""

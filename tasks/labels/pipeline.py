@@ -24,8 +24,8 @@ FACTS = (
     "late",
     *("id", "time", "project", "user", "credential", "file", "policy_version", "arm", "experiment", "assigned", "assigned_arm"),
     *("temperature", "top_p", "ttft_ms", "total_ms"),
-    *("finish_reason", "language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned", "exploring"),
-    *("blank", "unreported"),
+    *("finish_reason", "client", "language", "opted_out", "redacted", "mixed", "behaviour_logprobs", "withheld", "pinned"),
+    *("exploring", "blank", "unreported"),
 )
 """Columns of a completion that leave its partition, beside its settled text: about 330 bytes."""
 TOGETHER = 100_000

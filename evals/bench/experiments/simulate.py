@@ -5,6 +5,7 @@ requests, of which a part shows something, of which a part is judged, of which a
 between the arms, and what goes wrong.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,7 @@ class World:
     requests: float = 1.0  # factor of requests; accepts a user stay the same
     fading: bool = False  # whether the gain fades to nothing during the test
     answered: float = 0.9  # share of shown completions that are judged
+    editors: tuple[tuple[float, float], ...] = ()  # share of users of each editor, and what it reports of `answered`; (): one
     judged: float = 1.0  # factor of it on the champion's arm
     lost_accepts: float = 0.0  # share of accepts on the champion's arm that no report reaches
     lost_rejections: float = 0.0  # the same of rejections on the challenger's arm
@@ -83,14 +85,20 @@ class Simulation:
         concentration = (1 - world.taste) / world.taste / world.spread**2 - 1
         self.taste = (team or draw).beta(world.taste * concentration, (1 - world.taste) * concentration, users)
         activity = draw.gamma(2.0, 0.5, users)
-        self.arm = self._assign(draw)
+        self.arm, self.editor = self._assign(draw), np.zeros(users, dtype=int)
+        reported = np.ones((users, 1))
+        if world.editors:
+            shares, reports = np.array(world.editors).T
+            self.editor = draw.choice(len(shares), users, p=shares)
+            reported = reports[self.editor][:, None]
+        self.answered = world.answered * reported
         then = activity * np.exp(draw.normal(0, world.restless, users))
         rate = then[:, None] * np.exp(draw.normal(0, world.restless, (users, blocks))) / blocks
         factor = np.where(self.arm, world.requests, 1.0) * ~self._lost()
         self.requests = draw.poisson(world.each * rate * factor)
         nobody = np.zeros((users, 1), dtype=bool)
         earlier = draw.poisson(world.history * activity)[:, None]
-        self.before = _draw(draw, world, earlier, self.taste[:, None], world.shown, world.answered, nobody)
+        self.before = _draw(draw, world, earlier, self.taste[:, None], world.shown, self.answered, nobody)
         first, later = self._halves(draw)
         self.halves = {name: np.stack([first[name], later[name]]) for name in first}
         self.sums = self._summed()
@@ -125,7 +133,7 @@ class Simulation:
             (liars,) = np.nonzero(arm.any(axis=1) if self.design == "crossover" else arm[:, 0])
             chance[liars[: world.liars]] = arm[liars[: world.liars]]
             shown = world.shown * (1 + (world.visible - 1) * treated) * (1 - world.silent * arm)
-            judged = world.answered * np.where(arm, 1.0, world.judged)
+            judged = self.answered * np.where(arm, 1.0, world.judged)
             lost = world.lost_accepts * ~arm, world.lost_rejections * arm
             halves.append(_draw(draw, world, requests, chance, shown, judged, arm, lost))
         return halves[0], halves[1]
@@ -164,6 +172,9 @@ class Simulation:
             for part in (during, later, in_block):
                 part[arm]["labelled"] = part[arm]["requests"] - part[arm]["visible"] + part[arm]["judged"]
         before = {name: values[met, 0] for name, values in self.before.items()}
+        for arms in (during.values(), later.values(), in_block.values(), (before,)):
+            for of_arm, lacking in zip(arms, unanswered(tuple(arms), self.editor[met]), strict=True):
+                of_arm["unanswered"] = lacking
         return ArmTotals(during, later, before, self._absent(present), in_block=in_block)
 
     def _absent(self, met: np.ndarray) -> dict[Arm, int]:
@@ -171,6 +182,19 @@ class Simulation:
             return {}
         known, treated = ~met & (self.before["requests"][:, 0] > 0), self.arm[:, 0]
         return {"champion": int((known & ~treated).sum()), "challenger": int((known & treated).sum())}
+
+
+def unanswered(arms: Sequence[Mapping[str, np.ndarray]], client: np.ndarray) -> list[np.ndarray]:
+    """Return the sum `unanswered` of metrics.CHECKED of each arm, [U], from its `visible` and `judged`.
+
+    Args:
+        client: the number of each user's client, [U].
+    """
+    reports = np.sum([sums["judged"] for sums in arms], axis=0) > 0
+    due = [np.where(reports, sums["visible"], 0.0) for sums in arms]
+    missing = [np.where(reports, sums["visible"] - sums["judged"], 0.0) for sums in arms]
+    usual = np.bincount(client, np.sum(missing, axis=0)) / np.maximum(np.bincount(client, np.sum(due, axis=0)), 1.0)
+    return [lacking - usual[client] * shown for lacking, shown in zip(missing, due, strict=True)]
 
 
 def _draw(
@@ -201,7 +225,7 @@ def _draw(
         "characters": np.where(accepted > 0, draw.standard_gamma(SHAPE * np.maximum(accepted, 1)) * (CHARACTERS / SHAPE), 0.0),
         **{"cancelled": draw.binomial(annoyed, unpleasant), "quick": draw.binomial(annoyed, unpleasant)},
         **{"empty": requests - visible, "failed": draw.binomial(requests, world.failures * arm) if world.failures else zeros},
-        **{"ttft_p50": early, "ttft_p95": late, "total_p50": early, "total_p95": late, "closed": zeros},
+        **{"ttft_p50": early, "ttft_p95": late, "total_p50": early, "total_p95": late, "closed": zeros, "unanswered": zeros},
         "length": answers * 20.0 + np.sqrt(answers) * 20.0 * draw.standard_normal(requests.shape),
     }
     sums["saved"] = time_saved.accepting(sums["characters"], 0.0) - time_saved.reading(20.0) * answers

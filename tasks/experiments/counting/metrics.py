@@ -61,9 +61,10 @@ class Metric:
 
 
 def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return labelled requests, with `unreported` only for users whose editor reports other requests: no report from an editor
-    that never reports is no information."""
-    return labelled.with_columns(unreported=pl.col("unreported") & JUDGED.any().over("user"))
+    """Return labelled requests with `reports`, whether the user's editor reports any, and with `unreported` only for these: no
+    report from an editor that never reports is no information."""
+    reports = JUDGED.any().over("user")
+    return labelled.with_columns(reports=reports, unreported=pl.col("unreported") & reports)
 
 
 def _characters(plan: Plan) -> pl.Expr:
@@ -122,12 +123,17 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 DENOMINATORS: dict[str, pl.Expr] = {"requests": pl.lit(1), "labelled": ANSWERED | ~VISIBLE, "judged": ANSWERED, "decided": JUDGED}
 REPORTED: dict[str, pl.Expr] = {"saved": SAVED}
 """Sums that are shown beside the metrics and decide nothing."""
+_DUE = VISIBLE & pl.col("reports")
+_MISSING = _DUE & ~ANSWERED
+_USUAL = _MISSING.sum().over("client") / pl.max_horizontal(_DUE.sum().over("client"), pl.lit(1))
 CHECKED: dict[str, pl.Expr] = {
     "visible": VISIBLE,
     "closed": (pl.col("finish_reason") == "disconnected") & pl.col("ttft_ms").is_null(),
+    "unanswered": _MISSING.cast(pl.Float64) - pl.when(_DUE).then(_USUAL).otherwise(0.0),
 }
 """Sums of the quality checks. `visible`: completions shown, which `judged` is compared with. `closed`: requests that the editor
-closed before their first token."""
+closed before their first token. `unanswered`: completions shown without an answer, of users whose editor reports, above the share
+that is usual for the client on both arms; negative where fewer are missing (tasks/experiments/verdict/missing.py)."""
 SUMS = (*DENOMINATORS, *CHECKED, *(metric.name for metric in METRICS if metric.value), *REPORTED)
 """Names of the sums of a user."""
 

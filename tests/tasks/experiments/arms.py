@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from evals.bench.experiments.simulate import unanswered
 from infra.records import Arm
 from tasks.experiments.counting.metrics import SUMS
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, UNCAPPED, ArmTotals
@@ -38,8 +39,12 @@ def arm_totals(
     before: Mapping[str, UserSums] | None = None,
     later: Mapping[Arm, Mapping[str, UserSums]] | None = None,
     absent: Mapping[Arm, int] | None = None,
+    clients: Mapping[str, int] | None = None,
 ) -> ArmTotals:
-    """Return the totals of these users by name; by default, half of each sum is of the second half of the test."""
+    """Return the totals of these users by name.
+
+    By default, half of each sum is of the second half of the test, and all users have one client; `clients`: its number, by user.
+    """
     names = sorted({*champion, *challenger})
     of_arm: dict[Arm, Mapping[str, UserSums]] = {"champion": champion, "challenger": challenger}
 
@@ -52,6 +57,9 @@ def arm_totals(
         return {s: np.array(column, dtype=float) for s, column in columns.items()}
 
     during = {arm: sums(of_arm[arm]) for arm in ARMS}
+    client = np.array([(clients or {}).get(name, 0) for name in names], dtype=int)
+    for of, lacking in zip(during.values(), unanswered(tuple(during.values()), client), strict=True):
+        of["unanswered"] = lacking
     halves, in_block = ({arm: {s: 0.5 * of[s] for s in of} for arm, of in during.items()} for _ in range(2))
     return ArmTotals(
         during=during,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from infra.records import Verdict
+from tasks.experiments.counting.totals import ARMS
 from tasks.experiments.verdict.missing import filled
 from tests.tasks.experiments.arms import UserSums, arm_totals, user
 from tests.tasks.experiments.test_decide import changed, judged
@@ -78,6 +79,27 @@ def test_users_whose_editor_reports_nothing_are_taken_for_no_answers() -> None:
     found = [then for _, then in filled(totals)]
     assert len(found) == 2
     for then in found:
-        assert sum(then.during["champion"]["judged"]) == sum(totals.during["champion"]["judged"])
-        assert np.array_equal(then.during["challenger"]["judged"], then.during["challenger"]["visible"])
+        judged = {name: then.during[name]["judged"].sum() for name in ARMS}
+        assert judged["champion"] == pytest.approx(judged["challenger"]), "each shows 1,800 to users whose editor reports"
+        assert sum(judged.values()) == pytest.approx(sum(totals.during[name]["judged"].sum() for name in ARMS))
     assert not list(filled(arm_totals(champion, champion)))
+
+
+def test_editors_that_leave_answers_out_on_both_arms_hold_no_promotion_back() -> None:
+    """The editors of some users leave out a quarter of the answers, and chance gives the champion's arm twice as many of them."""
+    settings = changed(
+        planned_requests=9_000, mode="non_inferiority", margins={"accepted": 0.15, "characters": 0.3, "annoyed": 0.15}
+    )
+    promoted, doubted = Counter[str](), Counter[str]()
+    for number in range(TESTS):
+        draw, clients, arms = np.random.default_rng(number), dict[str, int](), []
+        for name, few in (("a", 60), ("b", 30)):
+            partial = arm(f"partial {name}", few, 0.25, Loss(0.25, 0.25), draw)
+            arms.append(partial | arm(name, 190 - few, 0.25, Loss(), draw))
+            clients |= dict.fromkeys(partial, 1)
+        for known, of in (("client", clients), ("no client", {})):
+            verdict = judged(arm_totals(arms[0], arms[1], clients=of), settings=settings)
+            promoted[known] += verdict.verdict == "promote"
+            doubted[known] += "without an answer" in verdict.reason
+    assert doubted["client"] == 0 and promoted["client"] >= TESTS / 2, (promoted, doubted)
+    assert doubted["no client"] >= TESTS / 4, "without the clients, these would be taken for a fault"

@@ -53,7 +53,14 @@ def requests(experiment: ExperimentRecord, gain: float, draw: np.random.Generato
         **dict.fromkeys(("accepted_characters", "taken_characters", "taken_keys"), np.where(accepted, 8, 0)),
     }
     constant = {
-        **{"project": "p", "language": "py", "experiment": experiment.id, "assigned": experiment.id, "finish_reason": "stop"},
+        **{
+            "project": "p",
+            "client": "continue",
+            "language": "py",
+            "experiment": experiment.id,
+            "assigned": experiment.id,
+            "finish_reason": "stop",
+        },
         **dict.fromkeys(("mixed", "withheld", "pinned", "exploring", "opted_out", "blank", "unreported", "cache_hit"), False),
         **{"rules": False, "seen_ms": 2_000.0, "not_taken": None, "kept_characters": None},
     }

@@ -211,6 +211,22 @@ def test_what_the_editor_says_was_not_taken_is_no_missing_answer() -> None:
     }
 
 
+def test_answers_are_missing_above_the_share_that_is_usual_for_the_client() -> None:
+    """Of the client `a`, one of four completions has no answer, all of them on the champion's arm; a silent user misses none."""
+    answered = {("u", "champion", "a"): (True, False), ("v", "challenger", "a"): (True, True), ("w", "champion", "b"): (True,)}
+    answered[("silent", "champion", "a")] = (False, False)
+    completions, events = [], []
+    for (user, arm, client), each in answered.items():
+        for number, known in enumerate(each):
+            at: Any = {"prefix": f"{user}{number}", "user": user, "time": NOW + 1}
+            completions.append(completion(f"{user}{number}", experiment="e", arm=arm, client=client, **at))
+            if known:
+                events.append(feedback(f"{user}{number}", **{**at, "time": NOW + 2}))
+    found = total(labelled(completions, events), TEST, plan(max_credential_weight=1, max_user_weight=99), until=NOW + 20)
+    missing = {arm: sums["unanswered"].tolist() for arm, sums in found.during.items()}
+    assert missing == {"champion": [0.0, 0.5, 0.0, 0.0], "challenger": [0.0, 0.0, -0.5, 0.0]}, "by user: silent, u, v, w"
+
+
 def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:
     fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
     completions = [
