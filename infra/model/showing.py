@@ -70,6 +70,9 @@ class Estimate(Record):
     selection: float = 0.0
     """Log-odds added when the best of a completion's prefixes is chosen by these chances: the choice favours prefixes whose
     chance is estimated too high (Smith and Winkler 2006, "The Optimizer's Curse")."""
+    cuts: bool = True
+    """Whether a text is cut behind the beginning that is worth most; else all of it is shown where a beginning is worth its
+    price."""
     languages: dict[str, float] = Field(default={})
     """Log-odds added for a language; 0 for others."""
     temperature: float
@@ -93,7 +96,7 @@ class Estimate(Record):
         bias = self.bias - float(weights @ np.array(self.means)) + self.languages.get(place.language, 0.0)
         bias += self.selection if chosen else 0.0
         bias += float(weights[cut:] @ np.array(place_features(place, self.acceptance)))
-        return ChanceAtPlace(weights[:cut], bias)
+        return ChanceAtPlace(weights[:cut], bias, self.cuts)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class ChanceAtPlace:
     weights: np.ndarray
     """[TOKEN_FEATURES]"""
     bias: float
+    cuts: bool
+    """As in Estimate."""
 
     def chances(self, logprobs: Sequence[float], ends: Sequence[int]) -> np.ndarray:
         """Return the expected share of the text up to each token that is kept [T].
@@ -149,13 +154,13 @@ class Decision:
     """The part of the tokens so far that is shown."""
 
     shown: int
-    """Number of tokens of the prefix with the highest value; 0 if no prefix is worth an interruption."""
+    """Number of tokens shown; 0 if no prefix is worth an interruption."""
     sampled: int
     """Number of tokens after which sampling ends; all tokens if it continues."""
     ended: bool
     """More tokens are not worth sampling."""
     chance: float
-    """Chance that the best prefix is kept, even if it is not worth showing."""
+    """Chance that the shown text is kept; of the best prefix where none is worth showing."""
 
 
 def worth(chances: np.ndarray, ends: Sequence[int], text: str) -> np.ndarray:
@@ -166,22 +171,28 @@ def worth(chances: np.ndarray, ends: Sequence[int], text: str) -> np.ndarray:
     return np.array([len(text[:end].rstrip()) for end in ends], float) * chances
 
 
-def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, max_tokens: int) -> Decision:
+def decide(chances: np.ndarray, ends: Sequence[int], text: str, price: float, max_tokens: int, *, cuts: bool = True) -> Decision:
     """Return the part of a completion to show, from T tokens of at most `max_tokens` so far, independent of how they arrive.
 
-    The prefix with the highest expected value is shown, the shortest of several. Sampling ends once no longer prefix can have a
-    higher value: later text is kept only if the text before it is kept, so its chance is about that at most.
+    The prefix with the highest expected value is shown, the shortest of several; without `cuts` all of the text, if a prefix is
+    worth an interruption. Sampling ends once no longer prefix can have a higher value: later text is kept only if the text before
+    it is kept, so its chance is about that at most. Without `cuts` it ends so only where nothing is shown.
 
     Args:
         chances: expected share of the text up to each token that is kept [T], T at least 1.
         ends: characters of the text up to each token [T].
         price: price of an interruption, in kept characters.
+        cuts: as in Estimate.
     """
     values = worth(chances, ends, text) - price
     left = CHARACTERS_A_TOKEN * (max_tokens - 1.0 - np.arange(len(ends)))
     hoped = chances * (np.asarray(ends, float) + left) - price
-    hopeless = hoped <= np.maximum(np.maximum.accumulate(values), 0.0)
+    highest = np.maximum.accumulate(values)
+    hopeless = hoped <= np.maximum(highest, 0.0) if cuts else np.maximum(hoped, highest) <= 0
     ended = bool(hopeless.any())
     sampled = int(np.argmax(hopeless)) + 1 if ended else len(ends)
     best = int(np.argmax(values[:sampled]))
-    return Decision(best + 1 if values[best] > 0 else 0, sampled, ended, float(chances[best]))
+    if values[best] <= 0:
+        return Decision(0, sampled, ended, float(chances[best]))
+    last = best if cuts else sampled - 1
+    return Decision(last + 1, sampled, ended, float(chances[last]))

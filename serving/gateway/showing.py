@@ -82,7 +82,8 @@ class WithholdBelow(Display):
 
 
 class ShowBest(Display):
-    """Shows the prefix with the highest expected value so far; nothing while no prefix is worth an interruption."""
+    """Shows the prefix with the highest expected value so far, or all text where nothing is cut; nothing while no prefix is worth
+    an interruption."""
 
     def __init__(self, estimate: ChanceAtPlace, terms: ShowTerms, price: float, max_tokens: int) -> None:
         self._estimate, self._terms, self._price, self._max_tokens = estimate, terms, price, max_tokens
@@ -96,7 +97,7 @@ class ShowBest(Display):
         if not ends:
             return
         chances = self._estimate.chances(logprobs, ends)
-        decision = decide(chances, ends, text, self._price, self._max_tokens)
+        decision = decide(chances, ends, text, self._price, self._max_tokens, cuts=self._estimate.cuts)
         self.chance, self._worth = decision.chance, ends[decision.shown - 1] if decision.shown else 0
         if not self._terms.audit:
             self.characters, self.ended = self._worth, decision.ended and len(ends) < self._max_tokens

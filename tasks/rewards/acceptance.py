@@ -16,9 +16,10 @@ from infra.records import AcceptanceFit
 from tasks.labels.shares import codes
 from tasks.rewards.scaling import scale
 
-FEATURES = ("kept_share", "right_share", "log_right", "whole_line", "nothing_wrong", "log_characters")
-"""Shares of the shown characters that stand in the settled text, and that are right from the start; the logarithm of the latter's
-number; whether the text is the rest of the line; whether all of it is right; the logarithm of its length."""
+FEATURES = ("kept_share", "right_share", "log_right", "log_wrong", "whole_line", "nothing_wrong", "log_characters")
+"""Shares of the shown characters that stand in the settled text, and that are right from the start; the logarithms of the numbers
+that are right from the start, and that are not; whether the text is the rest of the line; whether all of it is right; the
+logarithm of its length."""
 LEAST_EACH = 30
 """Accepted completions, and others, that a fit needs at least."""
 FOLDS = 5
@@ -59,7 +60,7 @@ def features(shown: str, settled: str) -> tuple[float, ...]:
     right, size = common_start(text, settled), max(len(text), 1)
     kept = min(kept_characters(text, settled), len(text)) if text else 0
     flags = bool(text) and text == line, bool(text) and right == len(text)
-    return kept / size, right / size, math.log1p(right), *map(float, flags), math.log1p(len(text))
+    return kept / size, right / size, math.log1p(right), math.log1p(len(text) - right), *map(float, flags), math.log1p(len(text))
 
 
 def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], weights: Sequence[float] = ()) -> Acceptance | str:

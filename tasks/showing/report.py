@@ -2,7 +2,7 @@
 
 from infra.pages.charts import standalone
 from infra.pages.markdown import table
-from tasks.showing.fit import FittedEstimate, Unfitted
+from tasks.showing.fit import SURE, FittedEstimate, Unfitted
 from tasks.showing.reliability import Reliability, diagram
 
 
@@ -10,9 +10,11 @@ def summary(fitted: FittedEstimate | Unfitted) -> str:
     """Return an estimate in one line."""
     if isinstance(fitted, Unfitted):
         return f"none: {fitted.reason}"
+    gain, error = fitted.cut_gain
+    cuts = f"{'texts are cut' if fitted.estimate.cuts else 'no text is cut'}: cutting keeps {gain:+.3f} ± {SURE * error:.3f}"
     return (
         f"fitted on {fitted.completions} completions, calibration error {fitted.reliability.error:.4f} on "
-        f"{fitted.reliability.count} later beginnings"
+        f"{fitted.reliability.count} later beginnings; {cuts} characters a completion"
     )
 
 
@@ -23,7 +25,7 @@ def metrics(fitted: FittedEstimate | Unfitted) -> dict[str, float]:
     errors = {"": fitted.reliability, "chosen_": fitted.chosen, "served_": fitted.served}
     figures = {f"showing.{name}calibration_error": part.error for name, part in errors.items() if part}
     counts = {"showing.completions": fitted.completions, "showing.beginnings": fitted.reliability.count}
-    return figures | {name: float(count) for name, count in counts.items()}
+    return figures | {name: float(count) for name, count in counts.items()} | {"showing.cut_gain": fitted.cut_gain[0]}
 
 
 def page(fitted: FittedEstimate | Unfitted) -> str:

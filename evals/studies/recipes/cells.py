@@ -346,5 +346,5 @@ def shown_of(estimates: Estimates, places: CompletedPauses, showing: Showing, sa
             shown.append(len(ends))
         else:
             chances = estimate.at(completion.place).chances(completion.logprobs, ends)
-            shown.append(decide(chances, ends, completion.text, price, sampling.max_tokens).shown)
+            shown.append(decide(chances, ends, completion.text, price, sampling.max_tokens, cuts=estimate.cuts).shown)
     return shown

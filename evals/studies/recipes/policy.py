@@ -90,5 +90,5 @@ class Policy:
         price = showing.price(showing.level)
         if self.estimate is not None and price is not None and temperature == self.estimate.temperature:
             chances = self.estimate.at(Place(*context, "", *shares)).chances(completion.logprobs, ends)
-            tokens = decide(np.asarray(chances), ends, text, price, self.most).shown
+            tokens = decide(np.asarray(chances), ends, text, price, self.most, cuts=self.estimate.cuts).shown
         return Served(completion, text, ends, temperature, tokens)

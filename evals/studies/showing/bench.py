@@ -78,8 +78,8 @@ def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
     if isinstance(fitted, Unfitted):
         raise ValueError(f"no estimate from {first} places: {fitted.reason}; set more than {len(places.pauses)} REQUESTS")
     estimate, showing, most = fitted.estimate, settings.serving.showing, settings.serving.sampling.max_tokens
-    outcomes, chances = later.outcomes(), [estimate.at(c.place).chances(c.logprobs, c.ends) for c in later.completions]
-    base, labelled = outcomes.of(later.everything), weighed(later.completions)
+    outcomes, labelled = later.outcomes(), weighed(later.completions)
+    base = outcomes.of(later.everything)
     yield figure("places", len(later.pauses), "")
     yield figure("shown all: accepted", 100 * base.mean("accepted"), "% of requests")
     yield figure("shown all: kept characters", base.mean("kept"), "a request")
@@ -87,13 +87,15 @@ def figures(settings: Settings, places: CompletedPauses) -> Iterator[Figure]:
     yield figure("shown all: time saved", saved, "s per hour of writing")
     yield figure("expected calibration error", checked(estimate, labelled).error, "", most=0.03)
     yield figure("the same, where a beginning looks best", reliability(*chosen(estimate, labelled)).error, "")
+    for name, value in zip(("by labels", "standard error"), fitted.cut_gain, strict=True):
+        yield figure(f"kept characters by cutting: {name}", value, "a completion")
     yield figure("decision", decision_ms(estimate, later, most), "ms", most=1.0)
     for level in ("eager", "balanced", "quiet"):
-        decided = later.decisions(chances, getattr(showing, level), most)
+        decided = later.decisions(estimate, getattr(showing, level), most)
         sampled = 100 * (sum(d.sampled for d in decided) / sum(later.everything) - 1)
         yield from level_figures(level, outcomes.of([d.shown for d in decided]), base)
         yield figure(f"{level}: tokens sampled", sampled, "%")
-    ours = [outcomes.of([d.shown for d in later.decisions(chances, price, most)]) for price in PRICES]
+    ours = [outcomes.of([d.shown for d in later.decisions(estimate, price, most)]) for price in PRICES]
     for rule, thresholds in ((held, HOLDS), (cut, CUTS)):
         theirs = [outcomes.of(rule(later, threshold)) for threshold in thresholds]
         yield from comparison(rule.__name__, thresholds, theirs, ours, base)

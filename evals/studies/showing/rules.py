@@ -13,7 +13,7 @@ from evals.compare import gains
 from evals.compare.gains import Sums
 from evals.developers import Pause
 from infra.model.past_acceptance import PastAcceptance
-from infra.model.showing import Decision, Place, decide
+from infra.model.showing import Decision, Estimate, Place, decide
 from infra.model.time_saved import HOUR, KEY_SECONDS
 from infra.records import ShowLevel
 from tasks.evaluation.models.base import SampledCompletion
@@ -81,10 +81,13 @@ class CompletedPauses:
             columns.append(np.array(rows, float))
         return TokenOutcomes([pause.developer.name for pause in self.pauses], columns, [pause.keys for pause in self.pauses])
 
-    def decisions(self, chances: Sequence[np.ndarray], price: float, max_tokens: int) -> list[Decision]:
-        """Return the decision on each completion at a price, by the chances of its beginnings [T] each."""
-        completions = zip(chances, self.completions, strict=True)
-        return [decide(own, c.ends, c.text, price, max_tokens) for own, c in completions]
+    def decisions(self, estimate: Estimate, price: float, max_tokens: int) -> list[Decision]:
+        """Return the decision on each completion at a price."""
+        made = []
+        for c in self.completions:
+            chances = estimate.at(c.place).chances(c.logprobs, c.ends)
+            made.append(decide(chances, c.ends, c.text, price, max_tokens, cuts=estimate.cuts))
+        return made
 
 
 def completed(

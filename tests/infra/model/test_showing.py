@@ -77,6 +77,16 @@ def test_shown_is_the_beginning_worth_most() -> None:
     assert decide(chances, ends, text, 8.0, 3).chance == 0.8  # but the best is known
 
 
+def test_without_cuts_all_is_shown_where_a_beginning_is_worth_its_price() -> None:
+    chances, ends, text = np.array([0.9, 0.8, 0.1]), [5, 10, 12], "abcdefghijkl"
+    assert decide(chances, ends, text, 0.5, 24, cuts=False) == Decision(3, 3, False, 0.1), "the shown text's chance"
+    assert decide(chances, ends, text, 8.0, 3, cuts=False) == Decision(0, 3, True, 0.8), "no beginning is worth so much"
+    assert decide(np.array([0.9, 0.01]), [8, 12], "a" * 12, 0.5, 4, cuts=False) == Decision(2, 2, False, 0.01)
+    assert decide(np.array([0.01, 0.9]), [4, 8], "a" * 8, 1.0, 4, cuts=False) == Decision(0, 1, True, 0.01), (
+        "sampling ended before"
+    )
+
+
 def test_blanks_are_worth_nothing() -> None:
     assert decide(np.array([0.9]), [4], "    ", 0.0, 8).shown == 0
     assert decide(np.array([0.9, 0.89]), [3, 7], "abc    ", 0.1, 2).shown == 1  # blanks at the end add nothing
@@ -92,23 +102,25 @@ def test_sampling_ends_where_no_more_can_be_expected() -> None:
 rows = st.lists(st.tuples(st.floats(-9, 0), st.integers(0, 9)), min_size=1, max_size=12)
 
 
-@given(rows, st.floats(-2, 2), st.floats(0, 3))
+@given(rows, st.floats(-2, 2), st.floats(0, 3), st.booleans())
 def test_what_is_shown_only_grows_and_does_not_depend_on_how_the_tokens_arrive(
-    tokens: list[tuple[float, int]], bias: float, price: float
+    tokens: list[tuple[float, int]], bias: float, price: float, cuts: bool
 ) -> None:
     logprobs, ends = [p for p, _ in tokens], np.cumsum([n for _, n in tokens]).tolist()
     text, chance = "x" * ends[-1], made(bias, surprise=-0.5, log_characters=-0.2).at(Place("", ""))
-    whole = decide(chance.chances(logprobs, ends), ends, text, price, 12)
+    whole = decide(chance.chances(logprobs, ends), ends, text, price, 12, cuts=cuts)
     shown = 0
     for count in range(1, len(tokens) + 1):
-        step = decide(chance.chances(logprobs[:count], ends[:count]), ends[:count], text[: ends[count - 1]], price, 12)
+        so_far = chance.chances(logprobs[:count], ends[:count])
+        step = decide(so_far, ends[:count], text[: ends[count - 1]], price, 12, cuts=cuts)
         assert step.shown >= shown
         shown = step.shown
         if step.ended:
             break
     assert (step.shown, step.chance, step.sampled) == (whole.shown, pytest.approx(whole.chance), whole.sampled)
     values = [len(text[:end]) * c - price for end, c in zip(ends, chance.chances(logprobs, ends), strict=True)][: whole.sampled]
-    assert whole.shown == 0 if max(values) <= 0 else values[whole.shown - 1] == max(values)
+    best = values.index(max(values)) + 1 if cuts else whole.sampled
+    assert whole.shown == (best if max(values) > 0 else 0)
 
 
 @given(rows, st.floats(0, 2), st.floats(0, 2))

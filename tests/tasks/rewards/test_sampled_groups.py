@@ -59,6 +59,18 @@ def test_the_chance_follows_what_developers_took() -> None:
     assert whole > begun > wrong
 
 
+def test_the_chance_falls_with_what_is_wrong_beside_a_beginning_that_is_right() -> None:
+    """Developers take a text with one or two wrong characters and none with more, whatever share of it is right."""
+    settled, judged = "alpha_beta_gamma_delta_epsilon", list[tuple[str, bool]]()
+    for number in range(300):
+        right, wrong = 4 + number % 20, (0, 1, 2, 6, 9)[number % 5]
+        judged.append((settled[:right] + "#" * wrong, wrong <= 2))
+    model = fit([(shown, settled) for shown, _ in judged], [taken for _, taken in judged])
+    assert isinstance(model, Acceptance)
+    short, long = model.chances([(settled[:6] + "##", settled), (settled[:24] + "#" * 8, settled)])
+    assert short > 0.8 > 0.2 > long, "three quarters of both are right"
+
+
 def test_the_error_of_the_chance_is_that_on_verdicts_that_it_was_not_fitted_on() -> None:
     error = fitted(places()).error
     assert (error.verdicts, error.accepted) == (200, 67)

@@ -77,6 +77,32 @@ def test_chances_that_serving_decided_by_are_checked_against_the_share_that_is_k
     assert 0.2 < min(true) < max(true) and fitted.served.error == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("second", "cuts"), [(0.0, True), (0.9, False)])
+def test_texts_are_cut_where_that_surely_keeps_more(second: float, cuts: bool) -> None:
+    """The first half of each text is kept, the other one nearly never or nearly always."""
+    rng, rows = np.random.default_rng(0), []
+    for row in made(1000, true=(1.0, 1.0)):
+        label = np.array([1.0, 0.5 if rng.random() < 0.5 else 0.6, second])
+        rows.append(replace(row, text="foobarbaz" * 4, ends=[12, 24, 36], kept=label))
+    fitted = fit(rows)
+    assert isinstance(fitted, FittedEstimate) and fitted.estimate.cuts == cuts
+    gain, error = fitted.cut_gain
+    assert gain > 2 * error if cuts else gain <= 2 * error
+    said = "texts are cut: cutting keeps +" if cuts else "no text is cut: cutting keeps"
+    assert said in report.summary(fitted) and report.metrics(fitted)["showing.cut_gain"] == gain
+
+
+def test_cutting_that_only_seems_to_keep_more_cuts_nothing() -> None:
+    """Chance alone decides what of a text is kept, so the beginning that looks best is no better than the whole."""
+    rng, rows = np.random.default_rng(1), []
+    for row in made(600):
+        logprobs = (-rng.uniform(0.01, 2.0, 3)).tolist()
+        rows.append(replace(row, text="foobarbaz", ends=[3, 6, 9], logprobs=logprobs, kept=np.full(3, float(rng.random() < 0.4))))
+    fitted = fit(rows)
+    assert isinstance(fitted, FittedEstimate) and not fitted.estimate.cuts
+    assert abs(fitted.cut_gain[0]) <= 3 * fitted.cut_gain[1] + 1e-9
+
+
 def test_what_is_chosen_for_looking_best_is_expected_to_be_kept_as_often_as_it_is() -> None:
     rows = made(2000, true=(0.6, 0.1))
     too_sure = estimate_of(bias=2.0, probability=1.5)

@@ -31,7 +31,7 @@ from tests.evals.studies.recipes.test_recipes import gain, own_files
 
 PLACES = sample_positions(own_files(), 300, seed=5)
 ERROR = AcceptanceFit(verdicts=100, accepted=30, predicted=30.0, brier=0.1, base_brier=0.2, log_loss=0.3, base_log_loss=0.6)
-ACCEPTS = Acceptance(np.array([1.0, 2.0, 0.5, 1.5, 1.5, -1.0]), -3.0, ERROR)
+ACCEPTS = Acceptance(np.array([1.0, 2.0, 0.5, 0.0, 1.5, 1.5, -1.0]), -3.0, ERROR)
 """A fitted acceptance that likes right text, and short text more."""
 assert len(ACCEPTS.weights) == len(FEATURES)
 
