@@ -33,7 +33,7 @@ class Showing(Section):
     """Level of requests for which neither their header, their user nor their project names one. A level is a price of an
     interruption; what is expected to be kept of a completion, less the price, decides whether and how much of it is shown. all:
     everything is shown."""
-    eager: float = Field(0.2, ge=0)
+    eager: float = Field(0.1, ge=0)
     """Price of an interruption at this level, in kept characters."""
     balanced: float = Field(0.4, ge=0)
     """Price of an interruption at this level, in kept characters."""
