@@ -36,7 +36,7 @@ LATER = 0.25
 FOLDS = 5
 """Parts of the completions, in order of time; in each, cutting is tried by an estimate fitted on the others."""
 SURE = 2.0
-"""Standard errors by which cutting must keep more. Where it does not, texts are easier to read and to judge whole."""
+"""Standard errors by which cutting must keep more characters."""
 
 
 class FittedEstimate(Record):
