@@ -71,7 +71,7 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
         **dict.fromkeys(("blank", "unreported", "cache_hit"), False),
         **{"project": "p", "policy_version": "1", "arm": "champion", "experiment": "", "behaviour_logprobs": "known"},
         **{"language": "py", "top_p": 1.0, "finish_reason": "stop", "tokens": 5, "shown_characters": 20, "prompt": 0},
-        **{"file": "", "assigned": "", "assigned_arm": "", "ttft_ms": 20.0, "total_ms": 60.0},
+        **{"client": "continue", "file": "", "assigned": "", "assigned_arm": "", "ttft_ms": 20.0, "total_ms": 60.0},
         **{"logprobs": 5, "logprob_lowest": -2.0, "logprob_highest": -0.1, "prompt_tokens": 20},
     }
     empty = {"settled": pl.String, "settled_whole": pl.Boolean, "typed_over": pl.Int64, "not_taken": pl.String}
