@@ -35,7 +35,7 @@ LATER = 0.25
 """Share of the completions, the latest, that the estimate is checked on."""
 FOLDS = 5
 """Parts of the completions, in order of time; in each, cutting is tried by an estimate fitted on the others."""
-SURE = 2.0
+SURE = 3.0
 """Standard errors by which cutting must keep more characters."""
 
 
