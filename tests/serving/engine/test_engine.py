@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -360,18 +361,21 @@ async def test_a_prompt_beyond_the_context_is_refused_with_status_400(client: En
 
 @pytest.mark.timing(reason="the engine samples on until it notices that the client left")
 async def test_closing_a_generation_stops_it_within_a_few_tokens(engine: RunningEngine, client: EngineClient) -> None:
-    extra_steps = []
-    for _ in range(5):
-        steps_before, received = await _wait_until_idle(engine), 0
+    tries: list[tuple[float, int]] = []
+    steps = await _wait_until_idle(engine)
+    # While the client or the server waits for a core, the engine samples on. The five tries that waited least count.
+    while len(tries) < 40 and sum(waited < 0.01 for waited, _ in tries) < 5:
+        steps_before, received, waited_before = steps, 0, _waited_for_a_core(engine)
         async with aclosing(client.generate(EngineRequest(PROMPT, 800, 1.0, 1.0, []))) as deltas:
             async for delta in deltas:
                 received += len(delta.token_ids)
                 if received >= 20:
                     break
-        extra_steps.append(await _wait_until_idle(engine) - steps_before - received)
+        steps = await _wait_until_idle(engine)
+        tries.append((_waited_for_a_core(engine) - waited_before, steps - steps_before - received))
         assert (await client.health()).running == 0
     # One or two steps are running when the client leaves. A busy machine may let more of the other 780 run.
-    assert sorted(extra_steps)[2] <= 4 and max(extra_steps) < 500, extra_steps
+    assert sorted(extra for _, extra in sorted(tries)[:5])[2] <= 4 and max(extra for _, extra in tries) < 500, tries
 
 
 async def test_most_of_a_growing_prompt_is_in_the_prefix_cache(engine: RunningEngine, client: EngineClient) -> None:
@@ -395,6 +399,12 @@ async def test_a_swap_empties_the_prefix_cache(engine: RunningEngine, client: En
     queries, hits = engine.prefix_cache_tokens()
     await sample(client, version="2")
     assert (engine.prefix_cache_tokens()[0] - queries, engine.prefix_cache_tokens()[1] - hits) == (len(PROMPT), 0)
+
+
+def _waited_for_a_core(engine: RunningEngine) -> float:
+    """Return for how many seconds the threads of this process and of the engine's server have waited for a core."""
+    threads = [file for pid in (os.getpid(), engine.process.pid) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[1]) for file in threads) / 1e9
 
 
 async def _wait_until_idle(engine: RunningEngine) -> int:
