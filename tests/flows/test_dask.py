@@ -52,8 +52,24 @@ class Cluster:
 
     address: str
     folder: Path
-    workers: list[subprocess.Popen[bytes]]
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     joined_by_threads: list[Collected] = field(default_factory=list)
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a process of Dask."""
+        with (self.folder / "log").open("ab") as log:
+            environment = os.environ | {dask_worker.FOLDER: str(self.folder)}
+            command = (sys.executable, "-m", "dask", *command)
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    def start_workers(self) -> None:
+        """Start the workers that do not run: a test kills one of them, and may run a second time."""
+        self.workers = [worker for worker in self.workers if worker.poll() is None]
+        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", dask_worker.__name__)
+        while len(self.workers) < 2:
+            self.workers.append(self.start("worker", self.address, *options, "--local-directory", str(self.folder)))
+        with Client(self.address, timeout=START_SECONDS, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=START_SECONDS)
 
     def started_partitions(self) -> list[StartedPartition]:
         """Return the partitions that workers started in this test."""
@@ -64,34 +80,18 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose workers have settings of their own, and events of several hours in the local S3 server."""
+    """A cluster of settings of its own, and events of several hours in the local S3 server."""
     folder = tmp_path_factory.mktemp("dask")
-    processes: list[subprocess.Popen[bytes]] = []
-    environment = {dask_worker.FOLDER: str(folder)}
-    with running(folder, "s3") as stack, (folder / "log").open("wb") as log:
-
-        def start(*command: str) -> None:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "dask", *command], cwd=ROOT, env=os.environ | environment, stdout=log, stderr=log
-                )
-            )
-
+    with running(folder, "s3") as stack:
         (port,) = free_ports(1)  # after the stack has taken its ports
-        address = f"tcp://127.0.0.1:{port}"
+        cluster = Cluster(f"tcp://127.0.0.1:{port}", folder)
+        scheduler = cluster.start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", "127.0.0.1:0")
         try:
-            start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", "127.0.0.1:0")
-            for _ in range(2):
-                options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", dask_worker.__name__)
-                start("worker", address, *options, "--local-directory", str(folder))
             ship(stack.settings)
-            with Client(address, timeout=START_SECONDS, set_as_default=False) as client:
-                client.wait_for_workers(2, timeout=START_SECONDS)
-            yield Cluster(address, folder, processes[1:])
+            yield cluster
         finally:
-            for process in processes:
+            for process in (scheduler, *cluster.workers):
                 process.kill()
-            for process in processes:
                 process.wait()
 
 
@@ -137,7 +137,9 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setenv(f"TABLOOP_COLLECT__{name}", str(10**5))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(ROOT)
-    (cluster.folder / "joined").unlink(missing_ok=True)
+    for name in ("joined", "hang"):
+        (cluster.folder / name).unlink(missing_ok=True)
+    cluster.start_workers()
     flow: Any = load_flow_from_entrypoint("flows/cycle.py:cycle")
 
     def run(scheduler: str) -> Collected:
