@@ -12,10 +12,11 @@ object of the last sealed cycle, a row a user:
 
 import io
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import polars as pl
 
+from infra.records import Manifest
 from infra.storage import cycles
 from infra.storage.events.read import erased_subjects
 from infra.storage.store import ObjectStore
@@ -94,11 +95,36 @@ def share_for(store: ObjectStore, seconds: float, most: float) -> float:
 
     They are in the sample of that cycle, which alone knows its users.
     """
-    sealed = cycles.sealed(cycles.index(store))
-    last = next((m for m in (cycles.manifest_of(store, cycle) for cycle in reversed(sealed)) if not m.learned), None)
-    if last is None:
-        return 1.0
-    return min(last.share, share_of(last.requests / max(last.until - last.since, 1.0) * seconds, most))
+    last = next(_windows(store), None)
+    return 1.0 if last is None else min(last.share, share_of(_rate(last) * seconds, most))
+
+
+def share_before(store: ObjectStore, now: float, seconds: float, most: float) -> float:
+    """Return the share of users who made at most so many requests in the last seconds, by the windows of the cycles.
+
+    The requests of a window are spread evenly over it, and its rate holds until the next window, or until now. The users are in
+    the sample of the newest cycle, as for `share_for`.
+    """
+    share, made, begin, end = 1.0, 0.0, now - seconds, now
+    for number, window in enumerate(_windows(store)):
+        share = share if number else window.share
+        # The cycle after a rejected candidate reads that one's requests again: a window counts up to the next one's begin.
+        made += _rate(window) * max(end - max(window.since, begin), 0.0)
+        end = min(end, window.since)
+        if end <= begin:
+            break
+    return min(share, share_of(made, most))
+
+
+def _windows(store: ObjectStore) -> Iterator[Manifest]:
+    """Yield the manifests of the sealed cycles that read requests, the newest first."""
+    manifests = (cycles.manifest_of(store, cycle) for cycle in reversed(cycles.sealed(cycles.index(store))))
+    return (manifest for manifest in manifests if not manifest.learned)
+
+
+def _rate(window: Manifest) -> float:
+    """Return the requests a second of a cycle's window."""
+    return window.requests / max(window.until - window.since, 1.0)
 
 
 def key(cycle: str, samples_sha256: str) -> str:

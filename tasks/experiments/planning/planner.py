@@ -347,9 +347,12 @@ def plan_test(store: ObjectStore, settings: Settings, now: float, join_all: Join
     experiment, collect = settings.experiment, settings.collect
     plan = make_plan(experiment, collect)
     if all_set(experiment):
-        few = 2 * experiment.planned_requests <= collect.most_requests
-        held = plan.baseline_seconds if few else longest_days(experiment, plan) * DAY
-        return plan.model_copy(update={"sample": users.share_for(store, held, collect.most_requests)})
+        most = collect.most_requests
+        few = 2 * experiment.planned_requests <= most
+        longest = longest_days(experiment, plan) * DAY
+        # A test of few requests reads those, and the requests made before it, which need no forecast.
+        share = users.share_before(store, now, plan.baseline_seconds, most) if few else users.share_for(store, longest, most)
+        return plan.model_copy(update={"sample": share})
     traffic = recent(store, settings, plan, now, join_all=join_all)
     proposal = propose(traffic, experiment, collect)
     return make_plan(proposal.settings, collect, proposal.reason, traffic.share)

@@ -127,6 +127,27 @@ def test_a_plan_takes_the_users_whom_its_longest_test_can_hold_and_the_last_cycl
     assert sampled(0.125) == ", of a sample of 1 in 8 users (collect.most_requests)" and sampled(1.0) == ""
 
 
+def test_a_test_of_few_requests_reads_those_made_before_it_and_takes_a_busy_quarter_of_an_hour_for_no_day() -> None:
+    """Also where a cycle reads the requests of a rejected candidate's cycle again."""
+    store = MemoryStore()
+    windows = {"cycle-000001": (NOW - 30 * 86_400, NOW - 900, 9_000), "cycle-000002": (NOW - 900, NOW - 300, 30_000)}
+    for cycle, (since, until, made) in windows.items():
+        window = manifest(cycle).model_copy(update={"since": since, "until": until, "requests": made})
+        store.put_json(cycles.key(cycle, cycles.MANIFEST), window)
+
+    def share(most: int) -> float:
+        return plan_test(store, Settings(experiment=SETTINGS, collect=Collect(most_requests=most, min_samples=10)), NOW).sample
+
+    # 50 a second in the last 900 seconds, and 297 of the 9,000 of 30 days.
+    assert [share(most) for most in (45_298, 45_296, 22_640)] == [1.0, 0.5, 0.25]
+    again = manifest("cycle-000003").model_copy(update={"since": NOW - 900, "until": NOW - 100, "requests": 40_000})
+    store.put_json(cycles.key("cycle-000003", cycles.MANIFEST), again)
+    assert share(45_298) == 1.0
+    newest = again.model_copy(update={"share": 0.125})
+    store.put_json(cycles.key("cycle-000004", cycles.MANIFEST), newest)
+    assert share(45_298) == 0.125, "the newest cycle alone knows its users"
+
+
 def test_a_window_that_could_fill_no_cycle_is_refused() -> None:
     with pytest.raises(ValidationError, match="most_requests = 500: expected at least twice min_samples = 256"):
         Collect(most_requests=500)
