@@ -233,7 +233,7 @@ def measure_join(folder: Path, days: float) -> dict[str, float]:
     before, began = scale.used_memory(), time.process_time()
     window = Window(since=since, until=scale.END, oldest=since, known={})
     planned = plan_window(store, window, scale.END, collect.join_seconds, hindsight=collect.hindsight)
-    with apart.joiners(planned.partitions) as pool:
+    with apart.executor(planned.partitions) as pool:
 
         def join_all(parts: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
             return list(pool.map(lambda part: join_partition(store, part, tokens=tokens), parts))

@@ -10,14 +10,17 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from distributed import Client, LocalCluster
 from tokenizers import Tokenizer
 
 from evals.bench.figures import Bench, Figure, Size, figure
@@ -29,8 +32,8 @@ from infra.storage.store import AlreadyExists, ObjectStore, sha256
 from tasks.labels import apart, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.context_lines import with_context_lines
-from tasks.labels.partitions import plan_window
-from tasks.labels.pipeline import merge_partitions
+from tasks.labels.partitions import Partition, plan_window
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.sampled import Sample
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
@@ -39,6 +42,7 @@ from tasks.rewards.reward import reward_samples
 from tasks.validation.batch import batch_stats, bounds
 from tasks.validation.suite import validate
 
+T = TypeVar("T")
 COMPLETIONS = Size(full=1_000_000, quick=20_000)
 HOURS = Size(full=24, quick=8)
 STEPS = ("plan", "join", "account", "validate", "batch")
@@ -60,6 +64,7 @@ TARGET_MEGABYTES = 4096.0
 TARGET_CYCLE_MEGABYTES = 2048.0
 """Of a cycle that trains on TRAINED of the requests, in place of all."""
 TARGET_TWICE = 2.2
+TARGET_WORKERS = 1.7
 TARGET_HINDSIGHT = 1.5
 
 
@@ -206,14 +211,25 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
 
 
 def measure(
-    folder: Path, hours: int, served: int, hindsight: bool, trained: int, chosen: int | None = None, most: int | None = None
+    folder: Path,
+    hours: int,
+    served: int,
+    hindsight: bool,
+    trained: int,
+    chosen: int | None = None,
+    most: int | None = None,
+    scheduler: str = "",
+    cores: Set[int] = frozenset(),
 ) -> dict[str, float]:
     """Return the seconds of each step over the events of `make`, their total, and the memory.
 
     `trained`: samples of which written text becomes tokens; with 0 this is not
     measured. `chosen`: samples of the batch; None: all that there are. `most`: requests from which on a sample of the users is
-    read (collect.most_requests); None: all are read.
+    read (collect.most_requests); None: all are read. `scheduler`: address of a Dask scheduler whose workers read the partitions.
+    `cores`: on which this process runs; empty: all.
     """
+    if cores:
+        os.sched_setaffinity(0, cores)
     sizes = {"max_samples": chosen or served, "min_samples": 1, "max_new_users": USERS, "most_requests": most or served}
     collect = Collect(**sizes, hindsight=Hindsight(on=hindsight))
     seconds: dict[str, float] = {}
@@ -230,8 +246,8 @@ def measure(
     sample = Sample(collect.most_requests)
     plan = plan_window(store, window, now, collect.join_seconds, hindsight=collect.hindsight, sample=sample)
     done("plan")
-    with apart.joiners(plan.partitions) as pool:
-        joined_parts = list(pool.map(partial(apart.join_with, partial(FolderStore, folder)), plan.partitions))
+    read_all = partial(read_with, scheduler, partial(FolderStore, folder), plan.partitions)
+    joined_parts = list(read_all(join_partition, plan.partitions))
     done("join")
     orphans = sum(part.orphans for part in joined_parts)
     labelled, duplicates = merge_partitions(joined_parts)
@@ -245,11 +261,13 @@ def measure(
     batch = accounting.samples
     validate(batch, batch_stats(accounting, 0.0), bounds(batch, [], settings.collect)).check(max_quarantined=0.0)
     done("validate")
-    batch = with_context_lines(store, plan.partitions, batch)
+    batch = with_context_lines(store, plan.partitions, batch, read_all=read_all)
     few = batch.head(trained)
-    batch = samples.with_settled_tokens(batch, None)
+    served_tokens = samples.read_tokens(store, plan.partitions, batch, read_all=read_all)
+    batch = samples.with_settled_tokens(batch, None, served_tokens)
     batch = reward_samples(batch, settings.reward, weight_shares(settings.collect)).samples
-    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(store, plan.partitions, batch)))
+    store.put("cycles/bench/samples.parquet", samples.parquet(samples.tables(served_tokens, batch)))
+    del served_tokens
     done("batch")
     figures = {
         **{"cpu": _cpu() - cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024},
@@ -258,12 +276,36 @@ def measure(
         **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
     if trained:
-        tokens = settled_tokens(settings.collect)
-        few = reward_samples(samples.with_settled_tokens(few, tokens), settings.reward, weight_shares(settings.collect)).samples
-        body = samples.parquet(samples.tables(store, plan.partitions, few, tokens))
+        written = settled_tokens(settings.collect)
+        tokens = samples.read_tokens(store, plan.partitions, few, written, read_all)
+        few = samples.with_settled_tokens(few, written, tokens)
+        few = reward_samples(few, settings.reward, weight_shares(settings.collect)).samples
+        body = samples.parquet(samples.tables(tokens, few))
         done("tokens")
         figures |= {"trained": few["id"].n_unique(), "rows": pq.read_metadata(pa.BufferReader(body)).num_rows}
     return seconds | figures
+
+
+def read_with(
+    scheduler: str, connect: Callable[[], ObjectStore], window: Sequence[Partition], work: Callable[..., T], parts: Sequence[Any]
+) -> list[T]:
+    """Read parts of a window as a cycle does (apart.ReadAll): by the workers of a scheduler, or beside this process."""
+    there = partial(apart.with_store, connect, work)
+    if scheduler:
+        with Client(scheduler, set_as_default=False) as client:
+            return cast(list[T], client.gather(client.map(there, parts, pure=False)))
+    with apart.executor(window) as executor:
+        return list(executor.map(there, parts))
+
+
+@contextmanager
+def two_workers() -> Iterator[str]:
+    """Run a Dask scheduler and two workers, each on a core of its own; yield the scheduler's address."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+    with LocalCluster(**options) as cluster, Client(cluster, set_as_default=False) as client:
+        for core, worker in enumerate(client.scheduler_info()["workers"]):
+            client.run(os.sched_setaffinity, 0, {core}, workers=[worker])
+        yield cluster.scheduler_address
 
 
 def _cpu() -> float:
@@ -284,11 +326,13 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     """
     completions, trained, hours = COMPLETIONS.of(bench.quick), TRAINED.of(bench.quick), HOURS.of(bench.quick)
     per_hour = completions // hours
-    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 7, share=1.0) as part:
+    with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 9, share=1.0) as part:
         store = FolderStore(Path(folder))
 
-        def joined(end: int, hindsight: bool = True, trained: int = 0, chosen: int | None = None) -> dict[str, float]:
-            found = in_new_process(measure, Path(folder), end, served, hindsight, trained, chosen)
+        def joined(
+            end: int, hindsight: bool = True, trained: int = 0, chosen: int | None = None, **where: Any
+        ) -> dict[str, float]:
+            found = in_new_process(measure, Path(folder), end, served, hindsight, trained, chosen, **where)
             part.advance()
             return found
 
@@ -300,6 +344,13 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         yield figure("join.cycle_total", cycle["total"], f"s for a batch of {trained}", most=_most_seconds(completions))
         yield figure("join.cycle_cpu", cycle["cpu"], "s")
         yield figure("join.cycle_memory", cycle["memory"], "MB", most=TARGET_CYCLE_MEGABYTES)
+        core = joined(hours, chosen=trained, cores={0})
+        with two_workers() as scheduler:
+            workers = joined(hours, chosen=trained, scheduler=scheduler, cores={0})
+        yield from (figure(f"join.core_{step}", core[step], "s on one core") for step in STEPS)
+        yield from (figure(f"join.workers_{step}", workers[step], "s by two Dask workers of a core each") for step in STEPS)
+        least = TARGET_WORKERS if completions >= COMPLETIONS.full else None
+        yield figure("join.workers", core["total"] / workers["total"], "times as fast as on one core", least=least)
         without = joined(hours, hindsight=False)
         yield figure("join.without_hindsight", without["total"], "s")
         yield figure("join.hindsight", once["total"] / without["total"], "times the time without", most=TARGET_HINDSIGHT)

@@ -65,7 +65,7 @@ class Orchestration(Section):
     Relative paths start at the repository. None: a process pool needs none; a kubernetes pool needs one, of which
     infra/settings/kubernetes_job.json is an example."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
-    """Address of a Dask scheduler whose workers join the partitions of windows, tests and plans, "tcp://HOST:PORT" or
+    """Address of a Dask scheduler whose workers read the partitions of windows, tests and plans, "tcp://HOST:PORT" or
     "tls://HOST:PORT"; its packages must be those of this checkout. Empty: threads of the flow's own process join them."""
 
     @field_validator("job_configuration", mode="before")

@@ -1,7 +1,7 @@
-"""Join the partitions of a large window in processes of their own, so that two cores join two and their memory is given back.
+"""Read the partitions of a large window in processes of their own, so that two cores read two and their memory is given back.
 
-Settled texts are found in Python, of which one process runs one thread at a time. A process takes a second and 0.2 GB to start,
-so a small window is joined by threads.
+Settled texts and context lines are found in Python, of which one process runs one thread at a time. A process takes a second and
+0.2 GB to start, so a small window is read by threads.
 """
 
 import os
@@ -10,19 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
+from typing import Any, TypeVar
 
 from infra.storage.store import ObjectStore
-from tasks.labels import pipeline
 from tasks.labels.partitions import AT_ONCE, LEAST_REQUESTS, Partition
-from tasks.labels.pipeline import JoinedPartition
 
+T = TypeVar("T")
+ReadAll = Callable[[Callable[[ObjectStore, Any], T], Sequence[Any]], Sequence[T]]
+"""Returns a function's results of a store and each part of a window, where the parts may be read by other processes. They import
+the function, or get a `partial` of one."""
 LEAST_APART = AT_ONCE * LEAST_REQUESTS
-"""Requests up to which threads join a window."""
+"""Requests up to which threads read a window."""
 
 
 @contextmanager
-def joiners(window: Sequence[Partition], least: int = LEAST_APART) -> Iterator[Executor]:
-    """Yield an executor for `join_with` that joins AT_ONCE partitions of a window at a time: processes, or threads if the window
+def executor(window: Sequence[Partition], least: int = LEAST_APART) -> Iterator[Executor]:
+    """Yield an executor for `with_store` that works on AT_ONCE parts of a window at a time: processes, or threads if the window
     has no more than `least` requests."""
     if sum(partition.requests for partition in window) <= least:
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -44,6 +47,6 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def join_with(connect: Callable[[], ObjectStore], partition: Partition, tokens: bool = True) -> JoinedPartition:
-    """Return a joined partition of the store that `connect` returns where the partition is joined."""
-    return pipeline.join_partition(connect(), partition, tokens=tokens)
+def with_store(connect: Callable[[], ObjectStore], work: Callable[[ObjectStore, Any], T], part: Any) -> T:
+    """Return `work` of a part of a window and the store that `connect` returns where the work is done."""
+    return work(connect(), part)

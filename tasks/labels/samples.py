@@ -1,11 +1,14 @@
 """The batch to train on: samples with their tokens, which are read from the event objects, one partition at a time.
 
-Settled text and context lines are turned into tokens by the parent's tokenizer.
+`read_tokens` reads them, and turns context lines into tokens by the parent's tokenizer; partitions may be read apart. `tables`
+joins them to the rewards.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryFile
+from typing import Any, cast
 
 import polars as pl
 import pyarrow as pa
@@ -17,6 +20,7 @@ from infra.records import Sample
 from infra.storage.events.tables import arrow_schema
 from infra.storage.store import ObjectStore
 from tasks.labels import context_lines
+from tasks.labels.apart import ReadAll
 from tasks.labels.attribution import unique
 from tasks.labels.partitions import Partition, divided
 from tasks.labels.read import InputChanged, read_chosen
@@ -24,6 +28,12 @@ from tasks.labels.read import InputChanged, read_chosen
 SCHEMA = arrow_schema(Sample)
 ROW_GROUP = 65_536
 """Rows of a Parquet row group."""
+NEEDED = ("id", "time", "tokens", "standing")
+"""Columns of a classified request that `read_tokens` needs: none holds text, since a Dask scheduler keeps them."""
+TOKENS = ("id", "time", "completion_id", "prompt_token_ids", "token_ids", "logprobs", "line_token_ids")
+LINES: Mapping[str, Any] = {"id": pl.String, "line_token_ids": pl.List(pl.Int64)}
+OF_SERVED = ("shown_characters", "accepted_characters", "reward", "advantage")
+"""Fields of the served text, which a context line does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,91 +59,117 @@ class SettledTokens:
         return [*self.renderer.encode("\n".join(taken)), *([self.renderer.end] if ended else [])][: self.most]
 
 
-def with_settled_tokens(chosen: pl.DataFrame, settled: SettledTokens | None) -> pl.DataFrame:
-    """Return classified requests with the written text to train on: `settled_token_ids`, and the number `standing_tokens`.
+def read_tokens(
+    store: ObjectStore,
+    partitions: Sequence[Partition],
+    chosen: pl.DataFrame,
+    settled: SettledTokens | None = None,
+    read_all: ReadAll | None = None,
+) -> list[bytes]:
+    """Return the tokens of samples and of their context lines, by partition and time, each as Parquet with the columns TOKENS.
 
     Args:
-        chosen: with the columns of tasks/labels/context_lines.py.
-        settled: None: no written text is trained on.
-    """
-    rows = chosen.select("settled", "settled_whole", "standing_text").iter_rows()
-    ids = [
-        (settled.ids(text, whole), sum(len(settled.ids(rest, True)) for rest in rests or ())) if settled else ([], 0)
-        for text, whole, rests in rows
-    ]
-    return chosen.with_columns(
-        pl.Series("settled_token_ids", [written for written, _ in ids], pl.List(pl.Int64)),
-        pl.Series("standing_tokens", [count for _, count in ids], pl.Int64),
-    )
-
-
-def tables(
-    store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame, settled: SettledTokens | None = None
-) -> Iterator[pa.Table]:
-    """Yield rows of infra.records.Sample, by time, then id, for the classified requests (tasks/labels/accounting.py) to train on.
-
-    Fields that `chosen` lacks have their defaults: without `with_settled_tokens`, the rows have no settled text. The context
-    lines of a sample (tasks/labels/context_lines.py) are rows of their own after it; without `settled` there are none.
+        chosen: the classified requests to train on (tasks/labels/accounting.py).
+        settled: None: no written text is trained on, so there are no rows of context lines.
+        read_all: reads the partitions; by default they are read here.
 
     Raises:
         InputChanged: a completion is no longer in its object.
     """
-    for partition, own in divided(partitions, chosen):
-        yield _with_tokens(store, partition, own, settled)
+    work = partial(tokens_of, settled=settled)
+    parts = list(divided(partitions, chosen.select(name for name in NEEDED if name in chosen.columns)))
+    return list(read_all(work, parts) if read_all else (work(store, part) for part in parts))
 
 
-def _with_tokens(store: ObjectStore, partition: Partition, chosen: pl.DataFrame, settled: SettledTokens | None) -> pa.Table:
+def tokens_of(store: ObjectStore, part: tuple[Partition, pl.DataFrame], settled: SettledTokens | None) -> bytes:
+    """Return the tokens of a partition's samples, by time, id and completion id.
+
+    The context lines of a sample (tasks/labels/context_lines.py) are rows of their own behind it, with a completion id of their
+    own: their prompt, and the rest of the line (`line_token_ids`).
+    """
+    partition, chosen = part
     served = unique(read_chosen(store, partition, chosen))
-    rows = chosen.join(served.select("id", "prompt_token_ids", "token_ids", "logprobs"), on="id", suffix="_served")
+    tokens = served.select("id", "prompt_token_ids", "token_ids", "logprobs", "prefix", "suffix")
+    rows = chosen.join(tokens, on="id")
     if rows.height != chosen.height:
         raise InputChanged(
             f"{rows.height} of {chosen.height} samples are where they were served: a user or project was erased in the meantime. "
             "Nothing was sealed; the next run collects again: `prefect deployment run cycle/cycle`"
         )
-    columns: dict[str, pl.Expr | pl.Series] = {name: pl.col(name) for name in SCHEMA.names if name in rows.columns}
-    columns |= {
-        "completion_id": pl.col("id"),
-        "token_ids": pl.col("token_ids").list.head("tokens"),
-        "logprobs": pl.col("logprobs_served").list.head("tokens"),
-        "outcome": pl.col("outcome").cast(pl.String),
-    }
-    defaults = {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
-    made = rows.select("time", "id", **(columns | defaults))
+    made = rows.select(
+        *("id", "time", "prompt_token_ids", pl.col("id").alias("completion_id")),
+        *(pl.col(name).list.head("tokens") for name in ("token_ids", "logprobs")),
+        pl.lit([], pl.List(pl.Int64)).alias("line_token_ids"),
+    ).select(TOKENS)
     if settled and "standing" in rows.columns:
-        made = pl.concat([made, _context_line_rows(made, rows.select("id", "standing").drop_nulls(), served, settled)])
-    ordered = made.sort("time", "id", "completion_id").select(SCHEMA.names)
-    return ordered.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
+        made = pl.concat([made, _context_line_rows(made, rows, settled)])
+    sink = pa.BufferOutputStream()
+    ordered = made.sort("time", "id", "completion_id").to_arrow(compat_level=pl.CompatLevel.oldest())
+    pq.write_table(ordered, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
 
 
-def _context_line_rows(made: pl.DataFrame, lines: pl.DataFrame, served: pl.DataFrame, settled: SettledTokens) -> pl.DataFrame:
-    """A row for each context line of the samples `made`: its prompt, and the rest of the line as settled text."""
+def _context_line_rows(made: pl.DataFrame, rows: pl.DataFrame, settled: SettledTokens) -> pl.DataFrame:
+    """Return the rows of the context lines of the samples `made`."""
+    lines = rows.select("id", "time", "standing", "prefix", "suffix").drop_nulls("standing")
     found = [
-        (name, f"{name}/{number}", before, rest, after)
-        for name, cursors, prefix, suffix in lines.join(served.select("id", "prefix", "suffix"), on="id").iter_rows()
+        (name, time, f"{name}/{number}", before, rest, after)
+        for name, time, cursors, prefix, suffix in lines.iter_rows()
         for number, (before, rest, after) in enumerate(context_lines.places(prefix, suffix, cursors), 1)
     ]
     prompts = list(settled.renderer.render_all([(before, after) for *_, before, _, after in found]))
     tokens = pa.large_list(pa.int64())
-    rows = pl.DataFrame(
-        [
-            pl.Series("id", [name for name, *_ in found], pl.String),
-            pl.Series("line", [line for _, line, *_ in found], pl.String),
-            pl.Series("prompt", pa.array(prompts, tokens)),
-            pl.Series("written", pa.array([settled.ids(rest, True) for *_, rest, _ in found], tokens)),
-        ]
-    )
-    nothing = {name: pl.lit([], made.schema[name]) for name in ("token_ids", "logprobs")}
-    zero = {name: pl.lit(0, made.schema[name]) for name in ("shown_characters", "accepted_characters", "reward", "advantage")}
-    copied = made.join(rows, on="id").with_columns(
-        completion_id="line",
-        prompt_token_ids="prompt",
-        settled_token_ids="written",
-        outcome=pl.lit("standing"),
-        kept_characters=pl.lit(None, made.schema["kept_characters"]),
-        **nothing,
-        **zero,
-    )
-    return copied.select(made.columns)
+    columns = [
+        pl.Series("id", [name for name, *_ in found], pl.String),
+        pl.Series("time", [time for _, time, *_ in found], pl.Float64),
+        pl.Series("completion_id", [line for _, _, line, *_ in found], pl.String),
+        pl.Series("prompt_token_ids", pa.array(prompts, tokens)),
+        pl.Series("line_token_ids", pa.array([settled.ids(rest, True) for *_, rest, _ in found], tokens)),
+    ]
+    nothing = [pl.lit([], made.schema[name]).alias(name) for name in ("token_ids", "logprobs")]
+    return pl.DataFrame(columns).with_columns(nothing).select(TOKENS)
+
+
+def with_settled_tokens(chosen: pl.DataFrame, settled: SettledTokens | None, tokens: Iterable[bytes] = ()) -> pl.DataFrame:
+    """Return classified requests with the written text to train on: `settled_token_ids`, and the number `standing_tokens`.
+
+    Args:
+        settled: None: no written text is trained on.
+        tokens: of `read_tokens`, for the tokens of the context lines.
+    """
+    texts = chosen.select("settled", "settled_whole").iter_rows()
+    ids = [settled.ids(text, whole) if settled else [] for text, whole in texts]
+    lines = pl.concat([pl.DataFrame(schema=dict(LINES)), *(_frame(body, list(LINES)) for body in tokens)])
+    counts = lines.group_by("id").agg(standing_tokens=pl.col("line_token_ids").list.len().sum().cast(pl.Int64))
+    found = chosen.with_columns(pl.Series("settled_token_ids", ids, pl.List(pl.Int64)))
+    return found.join(counts, on="id", how="left", maintain_order="left").with_columns(pl.col("standing_tokens").fill_null(0))
+
+
+def tables(tokens: Iterable[bytes], batch: pl.DataFrame) -> Iterator[pa.Table]:
+    """Yield rows of infra.records.Sample, by time, then id: the samples of a batch, each followed by its context lines.
+
+    Fields that `batch` lacks have their defaults.
+
+    Args:
+        tokens: of `read_tokens`, by time.
+        batch: classified requests with their rewards.
+    """
+    known = batch.select("id", *(name for name in SCHEMA.names if name in batch.columns and name not in TOKENS))
+    line, of_tokens = pl.col("completion_id") != pl.col("id"), [name for name in TOKENS if name in SCHEMA.names]
+    columns: dict[str, pl.Expr] = {name: pl.col(name) for name in (*known.columns, *of_tokens) if name in SCHEMA.names}
+    columns["outcome"] = pl.when(line).then(pl.lit("standing")).otherwise(pl.col("outcome").cast(pl.String))
+    columns |= {name: pl.when(~line).then(name) for name in ("kept_characters",) if name in columns}
+    columns |= {name: pl.when(line).then(0).otherwise(name) for name in OF_SERVED if name in columns}
+    if "settled_token_ids" in columns:
+        columns["settled_token_ids"] = pl.when(line).then("line_token_ids").otherwise("settled_token_ids")
+    columns |= {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
+    for body in tokens:
+        rows = _frame(body).join(known, on="id", maintain_order="left").select(columns[name].alias(name) for name in SCHEMA.names)
+        yield rows.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
+
+
+def _frame(body: bytes, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    return cast(pl.DataFrame, pl.from_arrow(pq.read_table(pa.BufferReader(body), columns=columns)))
 
 
 def parquet(rows: Iterable[pa.Table]) -> bytes:
@@ -156,5 +192,6 @@ def table(rows: Sequence[Sample]) -> pa.Table:
 
 
 def records(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> list[Sample]:
-    """Return the rows of `tables` as records; for few samples."""
-    return [Sample.model_validate(row) for table in tables(store, partitions, chosen) for row in table.to_pylist()]
+    """Return the rows of `tables` without written text, as records; for few samples."""
+    found = tables(read_tokens(store, partitions, chosen), chosen)
+    return [Sample.model_validate(row) for table in found for row in table.to_pylist()]

@@ -1,20 +1,27 @@
-"""Join the partitions of a window as tasks: for the cycle, for a look at a test and for the plan of one."""
+"""Read the partitions of a window as tasks: for the cycle, for a look at a test and for the plan of one.
 
-from collections.abc import Sequence
+The tasks run on the workers of a Dask scheduler, or beside this process (tasks/labels/apart.py).
+"""
+
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from prefect import unmapped
 
 from infra.storage.store import ObjectStore
 from tasks.labels import apart
 from tasks.labels.partitions import Partition
-from tasks.labels.pipeline import JoinedPartition
+from tasks.labels.pipeline import JoinedPartition, join_partition
 from tasks.steps import context as contexts
 from tasks.steps.context import Context
 from tasks.steps.runner import runner
 from tasks.steps.step import IO_RETRIES, step
+
+T = TypeVar("T")
+Work = Callable[[ObjectStore, Any], T]
 
 
 def own_store() -> ObjectStore:
@@ -22,17 +29,22 @@ def own_store() -> ObjectStore:
     return contexts.load().store
 
 
-@step("join", retries=IO_RETRIES)
-def join(partition: Partition, tokens: bool, joiners: Executor | None) -> JoinedPartition:
-    """Read and join some hours of the window, by `joiners` or, without them, here."""
-    if joiners:
-        return joiners.submit(apart.join_with, own_store, partition, tokens).result()
-    return apart.join_with(own_store, partition, tokens)
+@step("read", retries=IO_RETRIES)
+def read(work: Work[T], part: Any, executor: Executor | None) -> T:
+    """Return `work` of a store and a part of a window, by `executor` or, without it, here."""
+    if executor:
+        return executor.submit(apart.with_store, own_store, work, part).result()
+    return apart.with_store(own_store, work, part)
+
+
+def read_all(context: Context, window: Sequence[Partition], name: str, work: Work[T], parts: Sequence[Any]) -> list[T]:
+    """Return `work` of a store and each part of a window (apart.ReadAll), each as a task of this name."""
+    scheduler = context.settings.orchestration.dask_scheduler
+    with nullcontext() if scheduler else apart.executor(window) as executor, runner(scheduler) as tasks:
+        arguments = {"work": unmapped(work), "part": list(parts), "executor": unmapped(executor)}
+        return cast(list[T], tasks.map(cast(Any, read.with_options(name=name)), arguments).result())
 
 
 def join_all(context: Context, window: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
-    """Join the partitions of a window, each as a task: on the workers of a Dask scheduler, or by this process (apart.py)."""
-    scheduler = context.settings.orchestration.dask_scheduler
-    with nullcontext() if scheduler else apart.joiners(window) as joiners, runner(scheduler) as tasks:
-        arguments = {"partition": list(window), "tokens": [tokens] * len(window), "joiners": unmapped(joiners)}
-        return cast(list[JoinedPartition], tasks.map(cast(Any, join), arguments).result())
+    """Join the partitions of a window, each as a task."""
+    return read_all(context, window, "join", partial(join_partition, tokens=tokens), window)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import polars as pl
 from prefect.logging import get_run_logger
@@ -26,6 +27,7 @@ from tasks.showing import report
 from tasks.showing.fit import FittedEstimate, Unfitted
 from tasks.showing.labels import labelled_completions
 from tasks.steps.context import Context
+from tasks.steps.joining import read_all
 from tasks.steps.naming import call_waiting
 from tasks.steps.step import IO_RETRIES, step
 from tasks.steps.validate import Validated
@@ -62,20 +64,23 @@ def reward(context: Context, validated: Validated) -> Rewarded | Waiting:
     store, settings, collected = context.store, context.settings, validated.collected
     partitions = collected.plan.partitions
     tombstones.check(store, validated.subjects)  # the text of erased subjects cannot be read any more
-    chosen = context_lines.with_context_lines(store, partitions, collected.accounting.samples)
-    tokens = settled_tokens(context, collected.parent, chosen)
+    read = partial(read_all, context, partitions)
+    lines = partial(read, "find context lines")
+    chosen = context_lines.with_context_lines(store, partitions, collected.accounting.samples, read_all=lines)
+    settled = settled_tokens(context, collected.parent, chosen)
+    tokens = samples.read_tokens(store, partitions, chosen, settled, partial(read, "read tokens"))
     try:
         drawn = groups_of(context, collected) if settings.train.draws else SampledGroups()
     except EngineAway as error:
         return call_waiting(Waiting("WaitingForEngine", f"nothing is drawn or sealed: {error}. The next run begins again"))
     try:
-        rewarded, notes = capped(context, samples.with_settled_tokens(chosen, tokens), drawn)
+        rewarded, notes = capped(context, samples.with_settled_tokens(chosen, settled, tokens), drawn)
     except TooFewToShare as error:
         return call_waiting(Waiting("WaitingForUsers", str(error)))
     tombstones.check(store, validated.subjects)  # nor their tokens
     batch = rewarded.samples
     groups = [samples.table(rewarded.drawn)] if rewarded.drawn else []
-    body = samples.parquet([*samples.tables(store, partitions, batch, tokens), *groups])
+    body = samples.parquet([*samples.tables(tokens, batch), *groups])
     totals = reward_totals(*(batch[name].to_list() for name in ("reward", "tokens", "language")))
     return Rewarded(body, totals, drawn.error if rewarded.drawn else None, notes)
 

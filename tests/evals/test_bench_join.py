@@ -9,7 +9,7 @@ from evals.bench.join import BEGIN, HOUR, STEPS, FolderStore, make, measure
 from infra.settings.schema import Hindsight
 from tasks.labels import apart
 from tasks.labels.partitions import plan_window
-from tasks.labels.pipeline import merge_partitions
+from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.window import Window
 
 
@@ -40,8 +40,8 @@ def test_processes_join_a_window_as_threads_do(tmp_path: Path) -> None:
     plan = plan_window(FolderStore(tmp_path), window, BEGIN + 4 * HOUR, 60.0, 500, Hindsight())
     found = []
     for least in (apart.LEAST_APART, 0):
-        with apart.joiners(plan.partitions, least) as pool:
-            parts = list(pool.map(partial(apart.join_with, partial(FolderStore, tmp_path)), plan.partitions))
+        with apart.executor(plan.partitions, least) as pool:
+            parts = list(pool.map(partial(apart.with_store, partial(FolderStore, tmp_path), join_partition), plan.partitions))
         counts = [(part.orphans, part.malformed) for part in parts]
         found.append((*merge_partitions(parts), counts))
     (by_threads, *others), (by_processes, *same) = found

@@ -19,17 +19,24 @@ import dask
 import pytest
 from distributed import Client
 from distributed.protocol.pickle import dumps
+from prefect import flow
 from prefect.flows import load_flow_from_entrypoint
+from tokenizers import Tokenizer
 
+from infra.model.fim import Renderer
 from infra.settings import ROOT, Settings, load
 from infra.storage.store import ObjectStore
-from tasks.labels import apart, samples
+from tasks.labels import apart, context_lines, samples
 from tasks.labels import collect as collecting
 from tasks.labels.collect import Collected
+from tasks.labels.samples import SettledTokens
+from tasks.steps import context as contexts
+from tasks.steps.joining import read_all
 from tasks.steps.runner import NoScheduler, runner
 from tests.flows import dask_worker
 from tests.flows.test_kills import serve_registry
 from tests.stack import free_ports, running
+from tests.tasks import rows
 from tests.tasks.made import MemoryRegistry, completion, feedback
 
 pytestmark = [pytest.mark.stack, pytest.mark.timing(reason="a partition that hangs is found by its time")]
@@ -101,7 +108,10 @@ def ship(settings: Settings) -> None:
     store.ensure_bucket()
     for hour in range(2, HOURS + 2):
         at = (now // 3600 - hour) * 3600 + 60
-        completions = [completion(f"{hour}-{i}", time=at + i, prefix=f"{hour} {i} = ", user=f"u{i % 7}") for i in range(REQUESTS)]
+        above = f"a = {hour}\nb = {hour}\nc = {hour}\n"
+        completions = [
+            completion(f"{hour}-{i}", time=at + i, prefix=f"{above}{hour} {i} = ", user=f"u{i % 7}") for i in range(REQUESTS)
+        ]
         events = [feedback(c.id, time=c.time + 1, prefix=c.prefix, user=c.user, completion_id=c.id) for c in completions]
         late = [f.model_copy(update={"id": f"late {f.id}", "time": f.time + 3600, "outcome": "rejected"}) for f in events[::3]]
         folder = time.strftime("date=%Y-%m-%d/hour=%H", time.gmtime(at))
@@ -140,11 +150,11 @@ def cycle(cluster: Cluster, prefect: None, monkeypatch: pytest.MonkeyPatch) -> I
     for name in ("joined", "hang"):
         (cluster.folder / name).unlink(missing_ok=True)
     cluster.start_workers()
-    flow: Any = load_flow_from_entrypoint("flows/cycle.py:cycle")
+    deployed: Any = load_flow_from_entrypoint("flows/cycle.py:cycle")
 
     def run(scheduler: str) -> Collected:
         monkeypatch.setenv("TABLOOP_ORCHESTRATION__DASK_SCHEDULER", scheduler)
-        assert flow(return_state=True).name == "TooFewSamples"
+        assert deployed(return_state=True).name == "TooFewSamples"
         return results.pop()
 
     with serve_registry(registry) as address:
@@ -156,8 +166,7 @@ def window_result(collected: Collected) -> tuple[Any, ...]:
     """Return the classified requests, buckets and orphans of a window, and the bytes of its samples."""
     store = ObjectStore.connect(load().store)
     accounting = collected.accounting
-    body = samples.parquet(samples.tables(store, collected.plan.partitions, accounting.samples))
-    return accounting.classified.to_dicts(), accounting.buckets, collected.orphans, body
+    return accounting.classified.to_dicts(), accounting.buckets, collected.orphans, rows.batch(store, collected)
 
 
 def by_threads_of(cluster: Cluster, cycle: Cycle) -> Collected:
@@ -179,9 +188,35 @@ def test_two_workers_join_the_same_as_threads(cluster: Cluster, cycle: Cycle) ->
     assert len(partitions) == HOURS
 
 
+@flow
+def batch_of(collected: Collected) -> tuple[list[Any], list[bytes]]:
+    """Find the context lines of a window and read its tokens, as the step `reward` does."""
+    context, window = contexts.load(), collected.plan.partitions
+    read = partial(read_all, context, window)
+    chosen = context_lines.with_context_lines(
+        context.store, window, collected.accounting.samples, read_all=partial(read, "find context lines")
+    )
+    tokenizer = Tokenizer.from_file(str(ROOT / "infra" / "base_model" / "tokenizer.json"))
+    settled = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
+    tokens = samples.read_tokens(context.store, window, chosen, settled, partial(read, "read tokens"))
+    return chosen.select("id", "standing").rows(), tokens
+
+
+def test_two_workers_find_the_context_lines_and_tokens_that_threads_find(cluster: Cluster, cycle: Cycle) -> None:
+    collected = by_threads_of(cluster, cycle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TABLOOP_ORCHESTRATION__DASK_SCHEDULER", "")
+        by_threads = batch_of(collected)
+        patch.setenv("TABLOOP_ORCHESTRATION__DASK_SCHEDULER", cluster.address)
+        assert batch_of(collected) == by_threads
+    lines, tokens = by_threads
+    assert len(lines) == HOURS * REQUESTS and len(tokens) == HOURS
+    assert sum(len(cursors) for _, cursors in lines) == HOURS * (1 + REQUESTS), "`b = ` of an hour once, `c = ` by what is below"
+
+
 def test_processes_of_the_flow_join_the_same_as_threads(cluster: Cluster, cycle: Cycle, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = window_result(by_threads_of(cluster, cycle))
-    monkeypatch.setattr(apart, "joiners", partial(apart.joiners, least=0))
+    monkeypatch.setattr(apart, "executor", partial(apart.executor, least=0))
     made: list[ProcessPoolExecutor] = []
 
     def recorded(*arguments: Any, **options: Any) -> ProcessPoolExecutor:

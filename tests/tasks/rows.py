@@ -1,10 +1,11 @@
 """Adapters between records and the functions over frames, so that tests state single requests and impressions."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from infra.records import Completion, Feedback, Record, Sample
 from infra.registry.lineage import Lineage
@@ -15,7 +16,7 @@ from tasks.labels import samples, users
 from tasks.labels.accounting import RequestAccounting, WindowCounts, classify
 from tasks.labels.attribution import attribute, cut, label
 from tasks.labels.collect import Collected
-from tasks.labels.partitions import OFF, WindowPlan, plan_window
+from tasks.labels.partitions import OFF, Partition, WindowPlan, plan_window
 from tasks.labels.pipeline import join_partition, merge_partitions
 from tasks.labels.window import Window
 from tests.tasks.made import NOW, MemoryStore
@@ -112,12 +113,17 @@ def account_with_samples(
         WindowCounts(plan.requests + malformed, duplicates, malformed),
         trained,
     )
-    return accounting, from_parquet(samples.parquet(samples.tables(store, plan.partitions, accounting.samples)), Sample)
+    return accounting, from_parquet(samples.parquet(tables(store, plan.partitions, accounting.samples)), Sample)
 
 
 def batch(store: ObjectStore, collected: Collected) -> bytes:
     """Return the samples of a cycle as Parquet, without rewards."""
-    return samples.parquet(samples.tables(store, collected.plan.partitions, collected.accounting.samples))
+    return samples.parquet(tables(store, collected.plan.partitions, collected.accounting.samples))
+
+
+def tables(store: ObjectStore, partitions: Sequence[Partition], chosen: pl.DataFrame) -> Iterator[pa.Table]:
+    """Return the rows of classified requests without written text."""
+    return samples.tables(samples.read_tokens(store, partitions, chosen), chosen)
 
 
 def sample_frame(rows: Sequence[Sample]) -> pl.DataFrame:

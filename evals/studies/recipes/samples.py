@@ -162,9 +162,9 @@ def tokens_shown(request: Request) -> int:
 
 def context_line_samples(lesson: Lesson) -> list[Sample]:
     """Return the context lines of the requests."""
-    written, seen, rows = SettledTokens(lesson.renderer, lesson.most), set[bytes](), []
+    written, seen, rows = SettledTokens(lesson.renderer, lesson.most), set[int](), []
     for number, request in enumerate(lesson.requests):
-        cursors = context_lines.pick(request.prefix, context_lines.LINES, seen)
+        cursors = context_lines.pick(context_lines.offered(request.prefix), context_lines.LINES, seen)
         for line, (before, rest, after) in enumerate(context_lines.places(request.prefix, request.suffix, cursors), 1):
             values = {"settled_token_ids": tuple(written.ids(rest, True)), "outcome": "standing"}
             rows.append(lesson.sample(number, lesson.renderer.render(before, after), f"{number}/{line}", **values))

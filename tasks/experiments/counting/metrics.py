@@ -1,4 +1,7 @@
-"""The metrics of the A/B test, in one table: a metric is added, changed or removed here, and its words in infra/pages/figures.py.
+"""The metrics of the A/B test, in one table: a metric is added, changed or removed here.
+
+Its words are in infra/pages/figures.py, its name for settings in infra/settings/experiment.py, and its simulated sum in
+evals/bench/experiments/simulate.py.
 
 Each metric is a number for every request. The test compares its sum over a denominator between the arms
 (tasks/statistics/ratios.py):

@@ -20,7 +20,7 @@ class Hour:
     requests = 1
 
 if __name__ == "__main__":
-    with apart.joiners([Hour()], least=0) as pool:
+    with apart.executor([Hour()], least=0) as pool:
         pool.submit(note, sys.argv[1]).result()
         time.sleep(600)
 """

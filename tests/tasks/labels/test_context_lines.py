@@ -31,9 +31,14 @@ CODE = "import os\n\n\ndef size(path):\n    status = os.stat(path)\n    return s
 TEXTS = st.lists(st.sampled_from(["", "a = 1", "    b(2)", "  ", "return x", "é"]), max_size=12).map("\n".join)
 
 
+def picked(prefix: str, most: int = 99, pasted: Set[int] = frozenset()) -> list[int]:
+    """Return the cursors in lines of a prefix, of which none was taken."""
+    return context_lines.pick(context_lines.offered(prefix, pasted), most, set())
+
+
 @given(TEXTS, st.integers(0, 5))
 def test_a_place_is_inside_a_line_that_ends_and_holds_something(prefix: str, most: int) -> None:
-    cursors = context_lines.pick(prefix, most, set())
+    cursors = picked(prefix, most)
     assert len(cursors) <= most
     for before, rest, after in context_lines.places(prefix, "tail", cursors):
         assert before + rest + after == prefix + "tail"
@@ -43,18 +48,18 @@ def test_a_place_is_inside_a_line_that_ends_and_holds_something(prefix: str, mos
 
 @given(TEXTS, st.text("ab\n", max_size=6))
 def test_a_line_is_taken_once_however_the_file_grows(prefix: str, more: str) -> None:
-    seen: set[bytes] = set()
-    first = context_lines.pick(prefix, 99, seen)
-    assert context_lines.pick(prefix, 99, seen) == []
-    again = context_lines.pick(prefix + "\n" + more, 99, seen)
+    seen: set[int] = set()
+    first = context_lines.pick(context_lines.offered(prefix), 99, seen)
+    assert context_lines.pick(context_lines.offered(prefix), 99, seen) == []
+    again = context_lines.pick(context_lines.offered(prefix + "\n" + more), 99, seen)
     changed = prefix.rfind("\n", 0, max(prefix.rfind("\n"), 0)) + 1
     assert all(cursor >= changed for cursor in again), "only below the last line are lines new"
-    assert first == context_lines.pick(prefix, 99, set()), "the choice depends on the text alone"
+    assert first == picked(prefix), "the choice depends on the text alone"
 
 
 def test_the_first_line_and_the_one_being_typed_are_no_places() -> None:
     """The first may begin in the middle, where the record cuts the prefix."""
-    rests = {rest for _, rest, _ in context_lines.places(CODE, "", context_lines.pick(CODE, 99, set()))}
+    rests = {rest for _, rest, _ in context_lines.places(CODE, "", picked(CODE))}
     assert len(rests) == 4
     assert all(any(line.endswith(rest) for line in CODE.split("\n")[1:-1]) for rest in rests)
 
@@ -69,16 +74,17 @@ def test_context_lines_are_rows_of_their_sample_with_its_weight() -> None:
     accounting, _ = account_with_samples(served, [feedback("f", prefix=CODE, suffix="()\n")], limits=limits)
     plan = rows.plan_store(store)
     found = context_lines.with_context_lines(store, plan.partitions, accounting.samples, 3)
-    found = samples.with_settled_tokens(found, made)
+    read = samples.read_tokens(store, plan.partitions, found, made)
+    found = samples.with_settled_tokens(found, made, read)
     capped = found.with_columns(settled_weight=pl.lit(0.25), reward=pl.lit(1.0), advantage=pl.lit(0.5))
-    batch = from_parquet(samples.parquet(samples.tables(store, plan.partitions, capped, made)), Sample)
+    batch = from_parquet(samples.parquet(samples.tables(read, capped)), Sample)
     own, *lines = batch
     assert (own.completion_id, own.outcome, own.advantage) == ("c", "accepted", 0.5)
     assert [line.completion_id for line in lines] == ["c/1", "c/2", "c/3"]
     assert {(line.outcome, line.user, line.settled_weight, line.advantage) for line in lines} == {("standing", "u", 0.25, 0.0)}
     written = [tokenizer.decode(line.settled_token_ids[:-1]) for line in lines]
     assert [line.settled_token_ids[-1] for line in lines] == [made.renderer.end] * 3
-    assert sorted(written) == sorted(found["standing_text"].item())
+    assert sorted(written) == sorted(rest for _, rest, _ in context_lines.places(CODE, "", found["standing"].item()))
     assert sum(len(line.settled_token_ids) for line in lines) == found["standing_tokens"].item()
     for line, rest in zip(lines, written, strict=True):
         before = tokenizer.decode(line.prompt_token_ids, skip_special_tokens=True)
@@ -99,7 +105,7 @@ MOST = 512 + 4 * 24
 
 
 def rests(prefix: str, pasted: Set[str]) -> set[str]:
-    cursors = context_lines.pick(prefix, 99, set(), set(map(hash, pasted)))
+    cursors = picked(prefix, pasted=set(map(hash, pasted)))
     return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", cursors)}
 
 
@@ -206,13 +212,17 @@ def histories(draw: st.DrawFn) -> list[Completion]:
     return served
 
 
-def cursors_of(served: Sequence[Completion], seed: int, objects: int, least: int) -> dict[str, list[int] | None]:
-    """Return the cursors of the context lines of every other request, which are the samples."""
+def cursors_of(
+    served: Sequence[Completion], seed: int, objects: int, least: int, *, apart: bool = False
+) -> dict[str, list[int] | None]:
+    """Return the cursors of the context lines of every other request, which are the samples; `apart`: by groups of users."""
     store = store_events(served, [], seed, objects)
     plan = plan_window(store, EVERYTHING, NOW + 9 * HOUR, 60.0, least)
     labelled, _ = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
     samples_ = labelled.filter(pl.col("id").is_in([row.id for row in served][::2]))
-    return dict(context_lines.with_context_lines(store, plan.partitions, samples_, 3).select("id", "standing").iter_rows())
+    read_all = (lambda work, groups: [work(store, group) for group in reversed(groups)]) if apart else None
+    found = context_lines.with_context_lines(store, plan.partitions, samples_, 3, read_all)
+    return dict(found.select("id", "standing").iter_rows())
 
 
 def line_of(prefix: str, cursor: int) -> str:
@@ -225,6 +235,7 @@ def test_context_lines_depend_on_no_order_object_or_partition(served: list[Compl
     expected = cursors_of(served, 0, 1, 50_000)
     with patch("tasks.labels.context_lines.TAKEN", 2):
         assert cursors_of(served, seed, objects, 1) == expected
+        assert cursors_of(served, seed, objects, 1, apart=True) == expected
     seen: dict[str, str] = {}
     for row in served:
         pasted = {line for line in lines_of(row.prefix) - lines_of(seen.get(row.user, row.prefix)) if "compute_" in line}

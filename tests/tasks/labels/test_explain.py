@@ -13,11 +13,12 @@ from infra.registry.client import Aliases
 from infra.settings import Settings
 from infra.settings.schema import Collect
 from infra.storage.store import ObjectStore, sha256
-from tasks.labels import explain, samples, users
+from tasks.labels import explain, users
 from tasks.labels.collect import collect
 from tasks.labels.explain import Fate
 from tasks.steps import transaction
 from tasks.validation.quarantine import ValidationEvidence
+from tests.tasks import rows
 from tests.tasks.made import NOW, MemoryRegistry, MemoryStore, completion, decision, feedback
 
 SETTINGS = Settings(collect=Collect(max_user_share=1))
@@ -29,7 +30,7 @@ def seal(store: MemoryStore, cycle: str, now: float, settings: Settings = SETTIN
     registry.aliases["champion"] = "1"
     collected = collect(store, registry.client, settings, now)
     accounting = collected.accounting
-    body = samples.parquet(samples.tables(store, collected.plan.partitions, accounting.samples))
+    body = rows.batch(store, collected)
     explain.write(store, cycle, sha256([body]), accounting)
     users.write(store, cycle, sha256([body]), collected.register)
     transaction.seal(store, cycle, transaction.manifest_fields(collected, ValidationEvidence(), now), body, settings)

@@ -324,12 +324,8 @@ def test_the_settled_text_becomes_tokens_of_the_parent_and_ends_where_it_is_whol
     labelled, repeated = merge_partitions([join_partition(store, part) for part in plan.partitions])
     counts = WindowCounts(plan.requests, repeated)
     found = classify(labelled.with_columns(admitted=pl.lit(True)), LINEAGE.distances(["1"], "1"), NOW + 100, LIMITS, counts)
-    (row,) = from_parquet(
-        samples.parquet(
-            samples.tables(store, plan.partitions, samples.with_settled_tokens(without_context_lines(found.samples), made))
-        ),
-        Sample,
-    )
+    chosen = samples.with_settled_tokens(without_context_lines(found.samples), made)
+    (row,) = from_parquet(samples.parquet(rows.tables(store, plan.partitions, chosen)), Sample)
     text = made.renderer.encode(TEXT)
     assert row.settled_token_ids == (*text, tokenizer.token_to_id(END_TOKEN))
     assert (row.outcome, row.kept_characters, row.settled_weight, len(row.token_ids)) == ("unjudged", 8, 1.0, 9)

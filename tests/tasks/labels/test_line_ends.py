@@ -37,8 +37,9 @@ def trained(requests: list[Completion], sent: list[Feedback] | None = None, line
     accounting = rows.account(requests, sent or [], limits=LIMITS, lineage=LINEAGE, until=NOW + 1000)
     tokens = SettledTokens(RENDERER, 1_000, lines)
     chosen = context_lines.with_context_lines(store, plan.partitions, accounting.samples, 3)
-    chosen = samples.with_settled_tokens(chosen.with_columns(reward=0.0, advantage=0.0), tokens)
-    found = [row for table in samples.tables(store, plan.partitions, chosen, tokens) for row in table.to_pylist()]
+    read = samples.read_tokens(store, plan.partitions, chosen, tokens)
+    chosen = samples.with_settled_tokens(chosen.with_columns(reward=0.0, advantage=0.0), tokens, read)
+    found = [row for table in samples.tables(read, chosen) for row in table.to_pylist()]
     return [(row["outcome"], text_of(row["prompt_token_ids"]), text_of(row["settled_token_ids"])) for row in found]
 
 

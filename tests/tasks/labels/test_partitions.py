@@ -98,7 +98,7 @@ def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     register = users.admit(labelled.select("user", "credential", "time"), users.NOBODY, 1)
     limits = Collect(max_user_share=0.6, min_samples=1, max_samples=6)
     capped = classify(users.with_admission(labelled, register), distances, NOW + 5 * HOUR, limits, counts).classified
-    body = samples.parquet(samples.tables(store, plan.partitions, accounting.samples))
+    body = samples.parquet(rows.tables(store, plan.partitions, accounting.samples))
     buckets = capped.select("id", "bucket").rows()
     return plan, [labelled.to_dicts(), orphans, accounting.buckets["trained"], body, buckets, register.rows()]
 
@@ -153,7 +153,7 @@ def test_a_missing_sample_is_an_error() -> None:
     labelled, _ = merge_partitions([join_partition(store, partition) for partition in plan.partitions])
     renamed = labelled.with_columns(id=labelled["id"] + "?")
     with pytest.raises(InputChanged, match="0 of 1 samples are where they were served"):
-        list(samples.tables(store, plan.partitions, renamed))
+        samples.read_tokens(store, plan.partitions, renamed)
 
 
 def test_the_batch_has_the_columns_of_its_record_and_row_groups_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:

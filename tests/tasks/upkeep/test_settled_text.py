@@ -104,9 +104,10 @@ def cycle(store: MemoryStore, registry: MemoryRegistry, tokenizer: Tokenizer) ->
     evidence = ValidationEvidence(written, quarantine.write_docs(store, CYCLE, pages(validation)))
     tokens = SettledTokens(Renderer(tokenizer, "spm", 40, 20), 64)
     chosen = context_lines.with_context_lines(store, collected.plan.partitions, accounting.samples)
-    chosen = samples.with_settled_tokens(chosen, tokens)
+    read = samples.read_tokens(store, collected.plan.partitions, chosen, tokens)
+    chosen = samples.with_settled_tokens(chosen, tokens, read)
     chosen = reward_samples(chosen, SETTINGS.reward, weight_shares(SETTINGS.collect)).samples
-    body = samples.parquet(samples.tables(store, collected.plan.partitions, chosen, tokens))
+    body = samples.parquet(samples.tables(read, chosen))
     explain.write(store, CYCLE, sha256([body]), accounting)
     users.write(store, CYCLE, sha256([body]), collected.register)
     manifest = transaction.seal(store, CYCLE, transaction.manifest_fields(collected, evidence, time.time()), body, SETTINGS)
