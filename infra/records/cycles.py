@@ -71,7 +71,8 @@ class Sample(Record):
     """Token ids of the settled text, which was really written at the place; ends with the end token if the text is whole. Empty
     if unknown, and in samples written before this field existed."""
     settled_weight: float = 1.0
-    """Weight of the settled text's cross-entropy: 1, or less where a user's share is capped."""
+    """Weight of the settled text's cross-entropy: 1, or less where a user's share is capped. The loss multiplies it by the
+    setting of the same name (tasks/trainer/options.py)."""
 
 
 class Quarantined(Record):

@@ -1,4 +1,7 @@
-"""The assignment of the two slots: which serve champion and challenger now, and which version to load next."""
+"""The assignment of the two slots: which serve champion and challenger now, and which version to load next.
+
+Users are assigned to arms in infra/assignment.py.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
