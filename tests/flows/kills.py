@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from infra.records import Manifest
 from infra.settings import ROOT, Settings
 from infra.storage.store import ObjectStore
 from tasks.evaluation import evaluate
-from tasks.labels import pipeline
-from tasks.steps import collect, experiment, hold_out, pages, reward, step, validate
+from tasks.labels.apart import T
+from tasks.steps import collect, experiment, hold_out, joining, pages, reward, step, validate
 from tasks.steps import evaluate as evaluate_step
 from tasks.steps import train as train_step
 from tasks.steps.context import Context
@@ -68,6 +69,11 @@ def checkpoint(context: Context, version: str) -> Path:
     return folder
 
 
+def read_all(context: Context, _: object, name: str, work: Callable[[ObjectStore, Any], T], parts: Sequence[Any]) -> list[T]:
+    """Read parts of a window, one after the other."""
+    return [work(context.store, part) for part in parts]
+
+
 def run(settings: Settings) -> None:
     """Run the flow once, with the stand-ins."""
     for module in (flow, experiment):
@@ -79,7 +85,7 @@ def run(settings: Settings) -> None:
         *((module, "get_run_logger", logging.getLogger) for module in logging_),
         (pages, "create_table_artifact", lambda *_, **__: None),
         (step, "create_markdown_artifact", lambda *_, **__: None),
-        (collect, "join_all", lambda given, window, _: [pipeline.join_partition(given.store, part) for part in window]),
+        *((module, "read_all", read_all) for module in (joining, reward)),
         (Context, "checkpoint", checkpoint),
         (training, "train", train),
         (evaluate, "score", lambda *given: scored_models(scores(), sum(len(one.scored) for one in given[-1].held_out))),
