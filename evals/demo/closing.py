@@ -26,7 +26,7 @@ CHAMPION = 1
 """Place of the champion among the pins of a paired run."""
 SHIP_SECONDS = 30.0
 """Longest wait for the last events to reach the object store."""
-SHARES: dict[Ground, float] = {"later": 1.0, "new": 0.5}
+SHARES: dict[Ground, float] = {"later": 1.0, "new": 1 / 3}
 """Positions on each ground, as a share of --visits."""
 
 

@@ -53,7 +53,7 @@ class Options:
     cycles: int = 1  # cycles to run, including those of earlier demos
     labels: int = 4000  # minimum requests that a cycle waits for
     minutes: float = 12.0  # minutes after which no cycle begins
-    visits: int = 3200  # positions of the closing comparison in later code
+    visits: int = 4800  # positions of the closing comparison in later code
     rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only
     concurrency: int = 96  # developers who type at the same time
     kind: developers.DeveloperKind = "people"
