@@ -36,8 +36,8 @@ from tasks.evaluation.models.base import Text
 from tasks.experiments.planning import capacity as plan
 from tasks.experiments.planning import costs
 from tasks.labels import apart
-from tasks.labels.partitions import Partition, plan_window
-from tasks.labels.pipeline import JoinedPartition, join_partition, label_window
+from tasks.labels.partitions import plan_window
+from tasks.labels.pipeline import label_window
 from tasks.labels.window import Window
 
 COMPLETIONS, STREAMS = Size(full=2_000, quick=100), 32
@@ -234,13 +234,9 @@ def measure_join(folder: Path, days: float) -> dict[str, float]:
     window = Window(since=since, until=scale.END, oldest=since, known={})
     planned = plan_window(store, window, scale.END, collect.join_seconds, hindsight=collect.hindsight)
     with apart.executor(planned.partitions) as pool:
-
-        def join_all(parts: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
-            return list(pool.map(lambda part: join_partition(store, part, tokens=tokens), parts))
-
-        rows = label_window(store, planned, join_all=join_all).requests.height
+        labelled = label_window(store, planned, join_all=lambda join, parts: list(pool.map(partial(join, store), parts)))
     cpu, memory = time.process_time() - began, scale.used_memory() - before
-    return {"gets": store.sent["gets"], "cpu": cpu, "memory": memory, "requests": rows}
+    return {"gets": store.sent["gets"], "cpu": cpu, "memory": memory, "requests": labelled.requests.height}
 
 
 def registry_reads(settings: Settings, seconds: float) -> float:

@@ -33,7 +33,7 @@ from tasks.labels import apart, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.context_lines import with_context_lines
 from tasks.labels.partitions import Partition, plan_window
-from tasks.labels.pipeline import join_partition, merge_partitions
+from tasks.labels.pipeline import groups_of, join_partition, merge_partitions
 from tasks.labels.sampled import Sample
 from tasks.labels.samples import SettledTokens
 from tasks.labels.shares import weight_shares
@@ -247,7 +247,7 @@ def measure(
     plan = plan_window(store, window, now, collect.join_seconds, hindsight=collect.hindsight, sample=sample)
     done("plan")
     read_all = partial(read_with, scheduler, partial(FolderStore, folder), plan.partitions)
-    joined_parts = list(read_all(join_partition, plan.partitions))
+    joined_parts = list(read_all(partial(join_partition, groups=groups_of(plan.partitions)), plan.partitions))
     done("join")
     orphans = sum(part.orphans for part in joined_parts)
     labelled, duplicates = merge_partitions(joined_parts)

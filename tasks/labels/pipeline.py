@@ -8,6 +8,7 @@ and an A/B test the requests that it counts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -36,16 +37,25 @@ TOGETHER = 100_000
 class JoinedPartition:
     """The result of joining a partition."""
 
-    facts: pl.DataFrame
-    """Its completions, each once, without text and tokens."""
-    matches: pl.DataFrame
-    """Its impressions that match a completion (attribution.match)."""
+    groups: tuple[tuple[pl.DataFrame, pl.DataFrame], ...]
+    """By hash of the completion's id: its completions, each once, without text and tokens, and its impressions that match a
+    completion (attribution.match). A frame that comes from another process has memory of its own, free once it is merged."""
     malformed: tuple[Quarantined, ...]
     """Its rows that are not valid completions."""
     duplicates: int
     """Its requests that were delivered again."""
     orphans: int
     """Its impressions that match no completion: forged, or of a completion older than the window."""
+
+    @property
+    def facts(self) -> pl.DataFrame:
+        """The completions of all groups."""
+        return pl.concat(facts for facts, _ in self.groups)
+
+    @property
+    def matches(self) -> pl.DataFrame:
+        """The impressions of all groups."""
+        return pl.concat(matches for _, matches in self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +72,16 @@ class LabelledWindow:
     """Impressions that match no completion."""
 
 
-JoinAll = Callable[[Sequence[Partition], bool], Sequence[JoinedPartition]]
-"""Joins partitions, with or without their tokens (`join_partition`)."""
+JoinAll = Callable[[Callable[[ObjectStore, Partition], JoinedPartition], Sequence[Partition]], Sequence[JoinedPartition]]
+"""Joins partitions with a `partial` of `join_partition` (apart.ReadAll)."""
 
 
-def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = True) -> JoinedPartition:
+def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = True, groups: int = 1) -> JoinedPartition:
     """Return the requests of a partition and the impressions that match a completion.
 
     Args:
         tokens: whether tokens and settled text are read; False where only counts are needed.
+        groups: number of groups of the result, the same for all partitions of a window (`groups_of`).
 
     Raises:
         InputChanged: an object changed after the window was planned.
@@ -90,9 +101,9 @@ def join_partition(store: ObjectStore, partition: Partition, *, tokens: bool = T
         matches = attribution.cut(matches)
         texts = own.select("id").join(settled, on="id", how="left", maintain_order="left")
         facts = facts.hstack(texts.drop("id", hindsight.STANDS))
+    matches = matches.drop("text")
     return JoinedPartition(
-        facts,
-        matches.drop("text"),
+        tuple((_own(facts, "id", group, groups), _own(matches, "served", group, groups)) for group in range(groups)),
         tuple(malformed_row(row) for row in invalid if partition.owns(np.array([time_of(row)])).all()),
         int(partition.owns(fresh["time"].to_numpy()).sum()) - own.filter(~pl.col("late")).height,
         orphans,
@@ -116,36 +127,37 @@ def label_window(
         part: as in attribution.label.
         join_all: joins the partitions; by default they are joined here, one after another.
     """
-    if join_all:
-        parts = list(join_all(plan.partitions, tokens))
-    else:
-        parts = [join_partition(store, partition, tokens=tokens) for partition in plan.partitions]
+    join = partial(join_partition, tokens=tokens, groups=groups_of(plan.partitions))
+    parts = list(join_all(join, plan.partitions) if join_all else (join(store, partition) for partition in plan.partitions))
     malformed, orphans = tuple(row for joined in parts for row in joined.malformed), sum(joined.orphans for joined in parts)
     return LabelledWindow(*merge_partitions(parts, part=part), malformed, orphans)
+
+
+def groups_of(partitions: Sequence[Partition]) -> int:
+    """Return the number of groups in which the requests of partitions are labelled: at most TOGETHER in each, but for chance."""
+    return -(-sum(partition.requests for partition in partitions) // TOGETHER) or 1
 
 
 def merge_partitions(parts: list[JoinedPartition], *, part: bool = False) -> tuple[pl.DataFrame, int]:
     """Return all partitions' completions with their labels, by time, then id, and the number of requests delivered again.
 
-    TOGETHER requests are labelled at a time, and `parts` is emptied, so that only the result is in memory as a whole. `part` is
-    as in attribution.label.
+    A group is labelled at a time, and `parts` is emptied, so that only the result is in memory as a whole. `part` is as in
+    attribution.label.
     """
     give_back()
-    groups = -(-sum(joined.facts.height for joined in parts) // TOGETHER) or 1
     repeated = sum(joined.duplicates for joined in parts)
-    divided: list[list[tuple[pl.DataFrame, pl.DataFrame]]] = [[] for _ in range(groups)]
-    while parts:
-        joined = parts.pop(0)
-        for group, rows in enumerate(divided):
-            rows.append((_own(joined.facts, "id", group, groups), _own(joined.matches, "served", group, groups)))
-    found = []
-    while divided:
-        labelled, again = _merge(divided.pop(0))
+    divided, found = [list(joined.groups) for joined in parts], list[pl.DataFrame]()
+    parts.clear()
+    while divided[0]:
+        labelled, again = _merge([groups.pop() for groups in divided])
         found.append(labelled)
         repeated += again
     labelled = pl.concat(found)
-    if groups > 1:
-        labelled = labelled.sort("time", "id")
+    if len(found) > 1:
+        found.clear()
+        order = labelled.select(pl.arg_sort_by("time", "id")).to_series()
+        # A column at a time: DataFrame.sort has all of them in memory twice.
+        labelled = pl.DataFrame([labelled.drop_in_place(name).gather(order) for name in labelled.columns])
     return labelled if part else by_own_rules(labelled), repeated
 
 

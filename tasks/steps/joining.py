@@ -6,7 +6,6 @@ The tasks run on the workers of a Dask scheduler, or beside this process (tasks/
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from prefect import unmapped
@@ -14,7 +13,7 @@ from prefect import unmapped
 from infra.storage.store import ObjectStore
 from tasks.labels import apart
 from tasks.labels.partitions import Partition
-from tasks.labels.pipeline import JoinedPartition, join_partition
+from tasks.labels.pipeline import JoinedPartition
 from tasks.steps import context as contexts
 from tasks.steps.context import Context
 from tasks.steps.runner import runner
@@ -45,6 +44,6 @@ def read_all(context: Context, window: Sequence[Partition], name: str, work: Wor
         return cast(list[T], tasks.map(cast(Any, read.with_options(name=name)), arguments).result())
 
 
-def join_all(context: Context, window: Sequence[Partition], tokens: bool) -> list[JoinedPartition]:
-    """Join the partitions of a window, each as a task."""
-    return read_all(context, window, "join", partial(join_partition, tokens=tokens), window)
+def join_all(context: Context, join: Work[JoinedPartition], window: Sequence[Partition]) -> list[JoinedPartition]:
+    """Join the partitions of a window (pipeline.JoinAll), each as a task."""
+    return read_all(context, window, "join", join, window)

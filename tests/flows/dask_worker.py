@@ -22,7 +22,7 @@ def dask_setup(worker: Worker) -> None:
     folder, process, join = Path(os.environ[FOLDER]), str(os.getpid()), pipeline.join_partition
     finished = 0
 
-    def join_recorded(store: ObjectStore, partition: Partition, *, tokens: bool) -> JoinedPartition:
+    def join_recorded(store: ObjectStore, partition: Partition, *, tokens: bool, groups: int) -> JoinedPartition:
         nonlocal finished
         order = folder / "hang"
         ordered = order.exists() and order.read_text() == process
@@ -32,6 +32,6 @@ def dask_setup(worker: Worker) -> None:
         if hangs:
             time.sleep(3600)
         finished += ordered
-        return join(store, partition, tokens=tokens)
+        return join(store, partition, tokens=tokens, groups=groups)
 
     setattr(pipeline, "join_partition", join_recorded)  # noqa: B010 - an assignment has another type than the function

@@ -18,7 +18,7 @@ from tasks.labels import partitions, pipeline, read, samples, users
 from tasks.labels.accounting import WindowCounts, classify
 from tasks.labels.impressions import STRENGTH
 from tasks.labels.partitions import HOUR, Partition, WindowPlan, plan_window
-from tasks.labels.pipeline import join_partition, merge_partitions
+from tasks.labels.pipeline import groups_of, join_partition, merge_partitions
 from tasks.labels.read import InputChanged
 from tasks.labels.samples import SCHEMA
 from tasks.labels.window import Window
@@ -88,7 +88,8 @@ def store_events(completions: Sequence[Completion], events: Sequence[Feedback], 
 def join_window(store: MemoryStore, least: int) -> tuple[WindowPlan, list[Any]]:
     """Return the plan of the window, and its labels, orphans, number of trained requests, samples, buckets and register."""
     plan = plan_window(store, EVERYTHING, NOW + 9 * HOUR, SECONDS, least)
-    joined_partitions = [join_partition(store, partition) for partition in plan.partitions]
+    groups = groups_of(plan.partitions)
+    joined_partitions = [join_partition(store, partition, groups=groups) for partition in plan.partitions]
     orphans = sum(part.orphans for part in joined_partitions)
     labelled, duplicates = merge_partitions(joined_partitions)
     distances = LINEAGE.distances(labelled["policy_version"].unique(), "1")
