@@ -81,6 +81,7 @@ def by_own_rules(labelled: pl.DataFrame) -> pl.DataFrame:
     Continue, whose requests are the same, reports in a way of its own.
 
     Args:
-        labelled: all labelled requests of a window, with `rules`, which is dropped.
+        labelled: all labelled requests of a window, with `rules`, which then says so of all requests of a user.
     """
-    return labelled.with_columns(unreported=pl.col("unreported") & pl.col("rules").any().over("user")).drop("rules")
+    by_rules = pl.col("rules").any().over("user")
+    return labelled.with_columns(rules=by_rules, unreported=pl.col("unreported") & by_rules)

@@ -128,7 +128,9 @@ REPORTED: dict[str, pl.Expr] = {"saved": SAVED}
 """Sums that are shown beside the metrics and decide nothing."""
 _DUE = VISIBLE & pl.col("reports")
 _MISSING = _DUE & ~ANSWERED
-_USUAL = _MISSING.sum().over("client") / pl.max_horizontal(_DUE.sum().over("client"), pl.lit(1))
+_KIND = ("client", "rules")
+"""What the usual share of missing answers depends on: two editors with the same requests may report in different ways."""
+_USUAL = _MISSING.sum().over(_KIND) / pl.max_horizontal(_DUE.sum().over(_KIND), pl.lit(1))
 CHECKED: dict[str, pl.Expr] = {
     "visible": VISIBLE,
     "closed": (pl.col("finish_reason") == "disconnected") & pl.col("ttft_ms").is_null(),
@@ -136,7 +138,8 @@ CHECKED: dict[str, pl.Expr] = {
 }
 """Sums of the quality checks. `visible`: completions shown, which `judged` is compared with. `closed`: requests that the editor
 closed before their first token. `unanswered`: completions shown without an answer, of users whose editor reports, above the share
-that is usual for the client on both arms; negative where fewer are missing (tasks/experiments/verdict/missing.py)."""
+that is usual on both arms for the client and its way to report; negative where fewer are missing
+(tasks/experiments/verdict/missing.py)."""
 SUMS = (*DENOMINATORS, *CHECKED, *(metric.name for metric in METRICS if metric.value), *REPORTED)
 """Names of the sums of a user."""
 

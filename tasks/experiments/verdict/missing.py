@@ -7,8 +7,8 @@ rejection for every answer that an arm lacks, the first fault changes nothing; w
 trials").
 
 Some editors leave more out than others, on either arm, and chance gives an arm more of their users. So an arm lacks the answers
-that are missing above the share that is usual for the client, over both arms (`unanswered` in counting/metrics.py); an arm that
-has more than usual is corrected the other way.
+that are missing above the share that is usual for the client and its way to report, over both arms (`unanswered` in
+counting/metrics.py); an arm that has more than usual is corrected the other way.
 """
 
 from collections.abc import Iterator

@@ -227,6 +227,21 @@ def test_answers_are_missing_above_the_share_that_is_usual_for_the_client() -> N
     assert missing == {"champion": [0.0, 0.5, 0.0, 0.0], "challenger": [0.0, 0.0, -0.5, 0.0]}, "by user: silent, u, v, w"
 
 
+def test_the_usual_share_of_missing_answers_is_that_of_the_way_to_report() -> None:
+    """Users with Continue's requests whose editor reports in another way leave out half, and the champion has more of them."""
+    answered = {("u", "champion", "continue"): 2, ("v", "challenger", "continue"): 2, ("x", "champion", "own"): 1}
+    answered |= {("y", "champion", "own"): 1, ("z", "challenger", "own"): 1}
+    completions, events = [], []
+    for (user, arm, reporter), known in answered.items():
+        for number in range(2):
+            at: Any = {"prefix": f"{user}{number}", "user": user, "time": NOW + 1}
+            completions.append(completion(f"{user}{number}", experiment="e", arm=arm, client="continue", **at))
+            if number < known:
+                events.append(feedback(f"{user}{number}", **{**at, "client": reporter, "time": NOW + 2}))
+    found = total(labelled(completions, events), TEST, plan(max_credential_weight=1, max_user_weight=99), until=NOW + 20)
+    assert not any(sums["unanswered"].any() for sums in found.during.values())
+
+
 def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:
     fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
     completions = [
