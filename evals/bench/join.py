@@ -1,9 +1,10 @@
 """The data path's benchmark.
 
 Completions with their feedback, as serving ships them, are read, joined by the hour, put in their buckets, validated by Great
-Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once without hindsight, once
-for twice as many over twice the hours, each in a process of its own. Settled text and context lines become tokens of as many
-samples as a production's cycle trains on. Objects lie on the disk of this machine; no network is measured.
+Expectations, rewarded and written as a batch, by the code of a cycle: once for so many completions, once on one core, once there
+with two Dask workers, once without hindsight, once for twice as many over twice the hours, each in a process of its own. Settled
+text and context lines become tokens of as many samples as a production's cycle trains on. Objects lie on the disk of this
+machine; no network is measured.
 """
 
 import os
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -210,28 +212,24 @@ def made_feedback(draw: np.random.Generator, completions: pl.DataFrame) -> pl.Da
     )
 
 
-def measure(
-    folder: Path,
-    hours: int,
-    served: int,
-    hindsight: bool,
-    trained: int,
-    chosen: int | None = None,
-    most: int | None = None,
-    scheduler: str = "",
-    cores: Set[int] = frozenset(),
-) -> dict[str, float]:
-    """Return the seconds of each step over the events of `make`, their total, and the memory.
+@dataclass(frozen=True)
+class Reading:
+    """How a window is read."""
 
-    `trained`: samples of which written text becomes tokens; with 0 this is not
-    measured. `chosen`: samples of the batch; None: all that there are. `most`: requests from which on a sample of the users is
-    read (collect.most_requests); None: all are read. `scheduler`: address of a Dask scheduler whose workers read the partitions.
-    `cores`: on which this process runs; empty: all.
-    """
-    if cores:
-        os.sched_setaffinity(0, cores)
-    sizes = {"max_samples": chosen or served, "min_samples": 1, "max_new_users": USERS, "most_requests": most or served}
-    collect = Collect(**sizes, hindsight=Hindsight(on=hindsight))
+    hindsight: bool = True
+    trained: int = 0  # samples of which written text becomes tokens; 0: this is not measured
+    chosen: int | None = None  # samples of the batch; None: all that there are
+    most: int | None = None  # requests from which on a sample of the users is read (collect.most_requests); None: all are read
+    scheduler: str = ""  # address of a Dask scheduler whose workers read the partitions; empty: this process and those beside it
+    cores: Set[int] = frozenset()  # on which this process runs; empty: all
+
+
+def measure(folder: Path, hours: int, served: int, how: Reading) -> dict[str, float]:
+    """Return the seconds of each step over the events of `make`, their total, and the memory."""
+    if how.cores:
+        os.sched_setaffinity(0, how.cores)
+    sizes = {"max_samples": how.chosen or served, "min_samples": 1, "max_new_users": USERS, "most_requests": how.most or served}
+    collect = Collect(**sizes, hindsight=Hindsight(on=how.hindsight))
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), _cpu()
 
@@ -246,7 +244,7 @@ def measure(
     sample = Sample(collect.most_requests)
     plan = plan_window(store, window, now, collect.join_seconds, hindsight=collect.hindsight, sample=sample)
     done("plan")
-    read_all = partial(read_with, scheduler, partial(FolderStore, folder), plan.partitions)
+    read_all = partial(read_with, how.scheduler, partial(FolderStore, folder), plan.partitions)
     joined_parts = list(read_all(partial(join_partition, groups=groups_of(plan.partitions)), plan.partitions))
     done("join")
     orphans = sum(part.orphans for part in joined_parts)
@@ -262,7 +260,7 @@ def measure(
     validate(batch, batch_stats(accounting, 0.0), bounds(batch, [], settings.collect)).check(max_quarantined=0.0)
     done("validate")
     batch = with_context_lines(store, plan.partitions, batch, read_all=read_all)
-    few = batch.head(trained)
+    few = batch.head(how.trained)
     served_tokens = samples.read_tokens(store, plan.partitions, batch, read_all=read_all)
     batch = samples.with_settled_tokens(batch, None, served_tokens)
     batch = reward_samples(batch, settings.reward, weight_shares(settings.collect)).samples
@@ -275,7 +273,7 @@ def measure(
         **{"share": plan.share, "read": plan.requests - plan.unsampled},
         **{"orphans": orphans, "duplicates": duplicates, "total": sum(seconds.values())},
     }
-    if trained:
+    if how.trained:
         written = settled_tokens(settings.collect)
         tokens = samples.read_tokens(store, plan.partitions, few, written, read_all)
         few = samples.with_settled_tokens(few, written, tokens)
@@ -329,35 +327,33 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="tabloop-bench-") as folder, bench.part("steps", 9, share=1.0) as part:
         store = FolderStore(Path(folder))
 
-        def joined(
-            end: int, hindsight: bool = True, trained: int = 0, chosen: int | None = None, **where: Any
-        ) -> dict[str, float]:
-            found = in_new_process(measure, Path(folder), end, served, hindsight, trained, chosen, **where)
+        def joined(end: int, how: Reading) -> dict[str, float]:
+            found = in_new_process(measure, Path(folder), end, served, how)
             part.advance()
             return found
 
         served = make(store, per_hour, range(hours))
         part.advance()
-        once = joined(hours, trained=trained)
+        once = joined(hours, Reading(trained=trained))
         yield from of_one_run(once, completions, per_hour * hours)
-        cycle = joined(hours, chosen=trained)
+        cycle = joined(hours, Reading(chosen=trained))
         yield figure("join.cycle_total", cycle["total"], f"s for a batch of {trained}", most=_most_seconds(completions))
         yield figure("join.cycle_cpu", cycle["cpu"], "s")
         yield figure("join.cycle_memory", cycle["memory"], "MB", most=TARGET_CYCLE_MEGABYTES)
-        core = joined(hours, chosen=trained, cores={0})
+        core = joined(hours, Reading(chosen=trained, cores={0}))
         with two_workers() as scheduler:
-            workers = joined(hours, chosen=trained, scheduler=scheduler, cores={0})
+            workers = joined(hours, Reading(chosen=trained, scheduler=scheduler, cores={0}))
         yield from (figure(f"join.core_{step}", core[step], "s on one core") for step in STEPS)
         yield from (figure(f"join.workers_{step}", workers[step], "s by two Dask workers of a core each") for step in STEPS)
         least = TARGET_WORKERS if completions >= COMPLETIONS.full else None
         yield figure("join.workers", core["total"] / workers["total"], "times as fast as on one core", least=least)
-        without = joined(hours, hindsight=False)
+        without = joined(hours, Reading(hindsight=False))
         yield figure("join.without_hindsight", without["total"], "s")
         yield figure("join.hindsight", once["total"] / without["total"], "times the time without", most=TARGET_HINDSIGHT)
         yield figure("join.hindsight_cpu", once["cpu"] / without["cpu"], "times the CPU without")
         served += make(store, per_hour, range(hours, 2 * hours))
         part.advance()
-        twice = joined(2 * hours)
+        twice = joined(2 * hours, Reading())
     yield figure("join.twice", twice["total"] / once["total"], "times the time", most=TARGET_TWICE)
     yield figure("join.twice_cpu", twice["cpu"] / once["cpu"], "times the CPU", most=TARGET_TWICE)
     yield figure("join.twice_memory", twice["memory"], "MB", most=TARGET_MEGABYTES)

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from evals.bench.figures import Bench, Figure, Size, figure
-from evals.bench.join import STEPS, TRAINED, FolderStore, make, measure
+from evals.bench.join import STEPS, TRAINED, FolderStore, Reading, make, measure
 from evals.bench.rigs.servers import in_new_process
 from infra.settings import Settings
 from infra.settings.schema import Collect
@@ -41,7 +41,7 @@ def run(settings: Settings, bench: Bench) -> Iterator[Figure]:
         for hours, since in zip(sizes, (0, *sizes), strict=False):
             served += sum(makers.map(partial(made, Path(folder), per_hour), range(since, hours)))
             part.advance()
-            found[hours] = costs = in_new_process(measure, Path(folder), hours, served, True, 0, trained, most)
+            found[hours] = costs = in_new_process(measure, Path(folder), hours, served, Reading(chosen=trained, most=most))
             part.advance()
             yield from of_window(hours * per_hour, costs)
     growth = [twice["total"] / once["total"] for once, twice in pairwise(found.values())]

@@ -51,7 +51,7 @@ class Options:
     users: int = 1000  # number of developers
     code: Sequence[Path] = ()  # folders of the Python files that they type; empty: the held-out packages
     cycles: int = 1  # cycles to run, including those of earlier demos
-    labels: int = 4000  # minimum requests that a cycle waits for
+    labels: int = 5000  # minimum requests that a cycle waits for
     minutes: float = 12.0  # minutes after which no cycle begins
     visits: int = 4800  # positions of the closing comparison in later code
     rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polars.testing import assert_frame_equal
 
-from evals.bench.join import BEGIN, HOUR, STEPS, FolderStore, make, measure
+from evals.bench.join import BEGIN, HOUR, STEPS, FolderStore, Reading, make, measure
 from infra.settings.schema import Hindsight
 from tasks.labels import apart
 from tasks.labels.partitions import plan_window
@@ -15,7 +15,7 @@ from tasks.labels.window import Window
 
 def test_the_steps_run_on_made_events_and_tokens_are_those_of_the_samples_asked_for(tmp_path: Path) -> None:
     served = make(FolderStore(tmp_path), 24_000, range(1))
-    found = measure(tmp_path, 1, served, True, 50)
+    found = measure(tmp_path, 1, served, Reading(trained=50))
     assert found["duplicates"] == served - 24_000 > 0
     assert found["trained"] == 50 <= found["rows"] <= found["samples"]
     assert 0 < found["settled"] <= found["samples"] <= 24_000
@@ -24,12 +24,12 @@ def test_the_steps_run_on_made_events_and_tokens_are_those_of_the_samples_asked_
 
 def test_a_cycle_trains_on_as_many_as_are_chosen_and_accounts_for_all(tmp_path: Path) -> None:
     served = make(FolderStore(tmp_path), 24_000, range(1))
-    assert measure(tmp_path, 1, served, True, 0, 200)["samples"] == 200
+    assert measure(tmp_path, 1, served, Reading(chosen=200))["samples"] == 200
 
 
 def test_a_window_of_more_requests_than_are_read_accounts_for_all(tmp_path: Path) -> None:
     served = make(FolderStore(tmp_path), 24_000, range(1))
-    found = measure(tmp_path, 1, served, True, 0, 200, 10_000)
+    found = measure(tmp_path, 1, served, Reading(chosen=200, most=10_000))
     assert found["share"] == 0.25 and found["samples"] == 200
     assert 200 < found["read"] <= 10_000
 

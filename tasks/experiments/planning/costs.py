@@ -87,8 +87,8 @@ PARTITION_BYTES = Cost(
     "measured 2026-11-29 on the EPYC: a request of a partition that is joined, with its events, and no more for an object; "
     "`tabloop bench capacity`",
 )
-READ_BYTES = Cost(2_130.0, "measured 2026-11-27 on the Xeon: a request of the window, of a million; `tabloop bench join`")
-TRAINED_BYTES = Cost(1_800.0, "measured 2026-11-27 on the Xeon: beside that, a request of the batch; `tabloop bench join`")
+READ_BYTES = Cost(1_720.0, "measured 2026-11-30 on the EPYC: a request of the window, of a million; `tabloop bench join`")
+TRAINED_BYTES = Cost(1_680.0, "measured 2026-11-30 on the EPYC: beside that, a request of the batch; `tabloop bench join`")
 STORE_READS = Cost(
     100.0,
     "assumed: MLflow on PostgreSQL answers 100 a second; measured 2026-11-27 on the Xeon: the local stack's answers 120; "
