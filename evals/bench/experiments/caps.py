@@ -68,7 +68,7 @@ def requests(names: Sequence[str], credentials: Sequence[str], times: np.ndarray
     ids = [f"{name}-{i}" for i, name in enumerate(names)]
     constant = {
         **dict.fromkeys(("opted_out", "redacted", "mixed", "withheld", "pinned", "exploring", "late"), False),
-        **dict.fromkeys(("blank", "unreported", "cache_hit"), False),
+        **dict.fromkeys(("blank", "unreported", "rules", "cache_hit"), False),
         **{"project": "p", "policy_version": "1", "arm": "champion", "experiment": "", "behaviour_logprobs": "known"},
         **{"language": "py", "top_p": 1.0, "finish_reason": "stop", "tokens": 5, "shown_characters": 20, "prompt": 0},
         **{"client": "continue", "file": "", "assigned": "", "assigned_arm": "", "ttft_ms": 20.0, "total_ms": 60.0},

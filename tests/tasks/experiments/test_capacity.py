@@ -80,7 +80,7 @@ def test_a_window_of_more_than_is_read_names_its_sample_and_needs_no_more_memory
     }
     found, larger = (rows[rate]["join: memory"] for rate in rows)
     assert found.needs == (
-        "2.3 GB, and 1.2 GB in processes that join for at most 1,000,000 requests of the window, of a sample of 1 in 8 users "
+        "1.9 GB, and 1.2 GB in processes that join for at most 1,000,000 requests of the window, of a sample of 1 in 8 users "
         "(collect.most_requests)"
     )
     assert found.used == larger.used and "1 in 4,096 users" in larger.needs
