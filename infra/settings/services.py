@@ -66,7 +66,8 @@ class Orchestration(Section):
     infra/settings/kubernetes_job.json is an example."""
     dask_scheduler: str = Field("", pattern=r"^((tcp|tls)://[^/@\s]+:\d+)?$")
     """Address of a Dask scheduler whose workers read the partitions of windows, tests and plans, "tcp://HOST:PORT" or
-    "tls://HOST:PORT"; its packages must be those of this checkout. Empty: threads of the flow's own process join them."""
+    "tls://HOST:PORT"; its packages must be those of this checkout. Empty: the flow's own process reads them, or
+    two processes beside it where a window is large."""
 
     @field_validator("job_configuration", mode="before")
     @classmethod

@@ -318,7 +318,8 @@ def label(completions: pl.DataFrame, matches: pl.DataFrame, *, part: bool = Fals
     not_taken              why the completion was not taken (Feedback.reason); null or empty if unknown
     seen_ms                from showing to the developer's action; null if unknown
     cache_hit              has feedback only on impressions from the editor's own cache, which are ignored
-    unreported             as before (unreported.py), of users whose events come from a client with such rules
+    rules                  whether events of the user come from a client with rules of its own (unreported.py)
+    unreported             as before (unreported.py), of these users alone
     language               named by the feedback, else by the request
 
     settled, settled_whole, settled_by, unsettled, written

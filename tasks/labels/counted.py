@@ -60,7 +60,7 @@ class Counted:
     """The labelled requests of a time."""
 
     requests: pl.DataFrame
-    """COLUMNS without `rules`, by time, then id, a row a request."""
+    """COLUMNS, by time, then id, a row a request; `rules` and `unreported` as of unreported.by_own_rules."""
     inputs: tuple[ObjectReference, ...]
     """What they were read from: objects of hours and days, and event objects."""
 
