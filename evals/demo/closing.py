@@ -1,13 +1,17 @@
 """The closing comparison: the same developers meet the base at its best and the champion at the same positions of each ground.
 
 The champion is served as its users get it, with its estimate of the kept characters; the base has no estimate and shows whole
-completions. `calibration` says how far the chances can be trusted by which the champion showed its own.
+completions. The records of the champion's completions have what was held back: with it, `all_shown` separates the gain of
+training from the gain of the decision to show. `calibration` says how far the chances can be trusted by which the champion showed
+its own.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+from typing import NamedTuple
 
 from evals import developers
 from evals.demo.view import View
@@ -24,9 +28,11 @@ BASE = "1"
 SWAP_SECONDS = 60.0
 CHAMPION = 1
 """Place of the champion among the pins of a paired run."""
+COLUMNS = ("id", "text", "held_back", "chance", "audited")
+"""Columns of a recorded completion that are read."""
 SHIP_SECONDS = 30.0
 """Longest wait for the last events to reach the object store."""
-SHARES: dict[Ground, float] = {"later": 1.0, "new": 1 / 3}
+SHARES: dict[Ground, float] = {"later": 1.0, "new": 1 / 4}
 """Positions on each ground, as a share of --visits."""
 
 
@@ -35,18 +41,15 @@ def best_temperature(settings: Settings) -> float:
     return float(json.loads((path(settings.model.base) / "generation_config.json").read_text())["temperature"])
 
 
-def pins_of(settings: Settings, champion: str, ground: Ground) -> dict[str, developers.Pin]:
-    """Return the pins that are compared on a ground: the base at its best first, then the champion.
+def pins_of(settings: Settings, champion: str) -> dict[str, developers.Pin]:
+    """Return the pins that are compared: the base at its best first, then the champion.
 
-    The base as served is one of them where it differs from the base at its best. On later code the champion at the level `all` is
-    one: it separates the gain of training from the gain of the decision to show.
+    The base as served is one of them where it differs from the base at its best.
     """
     best, served = best_temperature(settings), settings.serving.sampling.temperature
     pins = {"base_best": developers.Pin(BASE, temperature=best), "champion": developers.Pin(champion)}
     if served != best:
         pins["base_served"] = developers.Pin(BASE)
-    if ground == "later" and champion != BASE:
-        pins["champion_all"] = developers.Pin(champion, level="all")
     return pins
 
 
@@ -66,7 +69,7 @@ async def compare_with_base(
         await _until_served(run, code, {BASE, champion})
         measured = {}
         for ground in GROUNDS:
-            pins, count = tuple(pins_of(settings, champion, ground).values()), max(1, round(visits * SHARES[ground]))
+            pins, count = tuple(pins_of(settings, champion).values()), max(1, round(visits * SHARES[ground]))
             with view.part(f"closing comparison, {ground}", count) as part:
                 measured[ground] = await developers.measure(run, code, pins, count, ground=ground, progress=part.at)
         return measured
@@ -89,38 +92,74 @@ async def _until_served(run: developers.RunSettings, code: Code, versions: set[s
     )
 
 
-def calibration(
-    store: ObjectStore, since: float, paired: developers.PairedRun, clock: Callable[[], float] = time.time
-) -> Reliability | None:
+class Recorded(NamedTuple):
+    """A completion of the champion, as the server recorded it."""
+
+    whole: str  # what was sampled, shown or not
+    held_back: bool  # not all of it was shown
+    chance: float | None  # by which it was shown; None where an audit showed all of it, and without an estimate
+
+
+def recorded(
+    store: ObjectStore,
+    since: float,
+    paired: developers.PairedRun,
+    clock: Callable[[], float] = time.time,
+    wait: float = SHIP_SECONDS,
+) -> dict[str, Recorded]:
+    """Return the champion's completions of a paired run by id, once all of them have reached the object store.
+
+    Those that have not after `wait` seconds are missing. `since`: when the run began, in Unix seconds; `clock`: unix seconds.
+    """
+    wanted = {pair.ids[CHAMPION] for pair in paired.pairs}
+    deadline = time.monotonic() + wait
+    while True:
+        found = dict(_recorded(store, event_keys(store, "completions", since, clock()), wanted))
+        if len(found) == len(wanted) or time.monotonic() > deadline:
+            return found
+        time.sleep(1.0)
+
+
+def _recorded(store: ObjectStore, keys: Iterable[str], wanted: Set[str]) -> Iterator[tuple[str, Recorded]]:
+    for _, part in fetch(store, tuple(keys), COLUMNS):
+        for row in part.table.to_pylist():
+            if row["id"] in wanted:
+                held_back, audited = row.get("held_back", ""), row.get("audited", False)
+                yield row["id"], Recorded(row["text"] + held_back, bool(held_back), None if audited else row.get("chance"))
+
+
+def all_shown(
+    paired: developers.PairedRun, ground: Ground, people: developers.RunSettings, code: Code, champion: Mapping[str, Recorded]
+) -> developers.PairedRun | None:
+    """Return a paired run with one pin more: the champion at the level `all`, by the same completions.
+
+    None where a completion of the champion is not among the recorded ones.
+    """
+    if any(pair.ids[CHAMPION] not in champion for pair in paired.pairs):
+        return None
+    schedule = developers.Schedule(people.users, people.seed, code, people.quirks)
+
+    def added(pair: developers.Pair) -> developers.Pair:
+        name, outcome = pair.ids[CHAMPION], pair.outcomes[CHAMPION]
+        if champion[name].held_back:
+            outcome, _ = schedule.first_pause(pair.visit, ground).answer(champion[name].whole)
+        return replace(pair, outcomes=(*pair.outcomes, outcome), ids=(*pair.ids, name))
+
+    pin = paired.pins[CHAMPION]._replace(level="all")
+    return replace(paired, pins=(*paired.pins, pin), pairs=tuple(map(added, paired.pairs)))
+
+
+def calibration(paired: developers.PairedRun, champion: Mapping[str, Recorded]) -> Reliability | None:
     """Return the reliability of the champion's chances at the places of a paired run; None without an estimate.
 
     Of a shown completion, the share that is kept is that of its characters which stay, times the chance that it is accepted.
-
-    `since`: when the run began, in Unix seconds; `clock`: unix seconds.
     """
     kept = {
         pair.ids[CHAMPION]: outcome.kept_characters / len(outcome.shown)
         for pair in paired.pairs
         if (outcome := pair.outcomes[CHAMPION]).shown.strip()
     }
-    chances = recorded_chances(store, since, kept.keys(), clock)
+    chances = {name: chance for name in kept if name in champion and (chance := champion[name].chance) is not None}
     if not chances:
         return None
     return reliability(list(chances.values()), [kept[name] for name in chances])
-
-
-def recorded_chances(
-    store: ObjectStore, since: float, wanted: Set[str], clock: Callable[[], float] = time.time, wait: float = SHIP_SECONDS
-) -> dict[str, float]:
-    """Return the chances by which some completions were shown, by id, once all of them have reached the object store.
-
-    Those that an audit showed whole are left out, and those that no estimate decided on.
-    """
-    deadline, found = time.monotonic() + wait, dict[str, float | None]()
-    while True:
-        for _, part in fetch(store, event_keys(store, "completions", since, clock()), ("id", "chance", "audited")):
-            rows = part.table.select(["id", "chance", "audited"]).to_pylist() if "chance" in part.table.column_names else []
-            found |= {row["id"]: None if row["audited"] else row["chance"] for row in rows if row["id"] in wanted}
-        if len(found) == len(wanted) or time.monotonic() > deadline:
-            return {name: chance for name, chance in found.items() if chance is not None}
-        time.sleep(1.0)

@@ -53,7 +53,7 @@ class Options:
     cycles: int = 1  # cycles to run, including those of earlier demos
     labels: int = 5000  # minimum requests that a cycle waits for
     minutes: float = 12.0  # minutes after which no cycle begins
-    visits: int = 4800  # positions of the closing comparison in later code
+    visits: int = 7200  # positions of the closing comparison in later code
     rate: float = 0.0  # maximum requests a second; 0: limited by `concurrency` only
     concurrency: int = 96  # developers who type at the same time
     kind: developers.DeveloperKind = "people"
@@ -116,12 +116,18 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
             await typing
             champion, began_closing = state.aliases.champion or BASE, time.time()
             paired = await closing.compare_with_base(people, options.visits, settings, code, registry, champion, view)
+            served = await asyncio.to_thread(closing.recorded, store, began_closing, paired["later"])
         finally:
             stop.set()
             typing.cancel()
             with suppress(asyncio.CancelledError):
                 await typing
             await prefect.pause(WATCH, False)  # promoted versions stay on probation; training waits for `tabloop loop resume`
+    pins = {ground: list(closing.pins_of(settings, champion)) for ground in paired}
+    if champion != BASE and (whole := closing.all_shown(paired["later"], "later", people, code, served)):
+        paired, pins["later"] = paired | {"later": whole}, [*pins["later"], "champion_all"]
+    elif champion != BASE:
+        view.say("closing comparison: completions are missing in the object store, so the gain of training alone is not known")
     rows, requests = history.cycle_rows(store, state), history.request_rows(store, state)
     return Report(
         seed=options.seed,
@@ -135,12 +141,9 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         rejections=state.rejections,
         judge=settings.evaluate.judge.kind,
         **comparison.comparisons(paired["later"]),
-        grounds={
-            ground: comparison.ground_row(run, list(closing.pins_of(settings, champion, ground)), temperature)
-            for ground, run in paired.items()
-        },
+        grounds={ground: comparison.ground_row(run, pins[ground], temperature) for ground, run in paired.items()},
         exploration=comparison.exploration(requests, settings.serving.sampling.exploring_share),
-        champion_calibration=await asyncio.to_thread(closing.calibration, store, began_closing, paired["later"]),
+        champion_calibration=closing.calibration(paired["later"], served),
         calibration=next((row.calibration for row in reversed(rows) if row.calibration), None),
         history=rows,
         experiments=await asyncio.to_thread(history.experiment_rows, store, state),

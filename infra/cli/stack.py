@@ -170,7 +170,7 @@ def demo(
     cycles: Annotated[int, typer.Option(min=0, help="cycles to run, including those of earlier demos")] = 1,
     labels: Annotated[int, typer.Option(min=1, help="minimum requests that a cycle waits for")] = 5000,
     minutes: Annotated[float, typer.Option(min=0, help="minutes after which no cycle begins")] = 12.0,
-    visits: Annotated[int, typer.Option(min=1, help="positions of the closing comparison in later code")] = 4800,
+    visits: Annotated[int, typer.Option(min=1, help="positions of the closing comparison in later code")] = 7200,
     rate: Annotated[float, typer.Option(min=0, help="maximum requests a second; 0: limited by --concurrency only")] = 0.0,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="developers who type at the same time (default 96, with --adapters 16)")

@@ -21,7 +21,7 @@ from evals.demo.record import (
     Rate,
     Report,
 )
-from evals.developers import ExpectedOutcome, Pair, PairedRun, Pin, Tally
+from evals.developers import KINDS, ExpectedOutcome, Pair, PairedRun, Pin, RunSettings, Schedule, Tally, code_from
 from infra.records import MeasuredGroup, Measures
 from infra.settings import load
 from tasks.showing.reliability import Bin, Reliability
@@ -162,13 +162,12 @@ def test_the_gain_divides_into_what_was_learnt_and_what_is_decided() -> None:
 
 def test_a_base_that_is_served_at_another_temperature_is_measured_too() -> None:
     settings = load()
-    assert closing.pins_of(settings, "2", "new").keys() == {"base_best", "champion"}
+    assert closing.pins_of(settings, "2").keys() == {"base_best", "champion"}
     sampling = settings.serving.sampling.model_copy(update={"temperature": 0.9})
     other = settings.model_copy(update={"serving": settings.serving.model_copy(update={"sampling": sampling})})
-    pins = closing.pins_of(other, "2", "later")
+    pins = closing.pins_of(other, "2")
     assert list(pins)[:2] == ["base_best", "champion"]
     assert pins["base_best"] == Pin("1", temperature=0.1) and pins["base_served"] == Pin("1")
-    assert pins["champion_all"] == Pin("2", level="all")
 
 
 def test_exploring_requests_are_compared_with_the_others_by_user() -> None:
@@ -190,18 +189,43 @@ def test_the_champions_chances_are_read_from_its_recorded_completions() -> None:
     store = MemoryStore()
     rows = [completion(str(n), time=NOW, chance=0.9 if n % 2 else 0.1, audited=n == 8) for n in range(9)]
     store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", [*rows, completion("x", time=NOW, chance=0.5)])
-    wanted = {str(n) for n in range(9)}
-    found = closing.recorded_chances(store, NOW - 10, wanted, lambda: NOW + 1, wait=0.0)
-    assert found == {str(n): 0.9 if n % 2 else 0.1 for n in range(8)}
     pairs = tuple(
         Pair("u", n, (ExpectedOutcome(0.0, ""), ExpectedOutcome(0.9, "four", kept=4 if n % 2 else 1)), 4, ("", str(n)))
         for n in range(9)
     )
     run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
-    calibrated = closing.calibration(store, NOW - 10, run, lambda: NOW + 1)
+    found = closing.recorded(store, NOW - 10, run, lambda: NOW + 1, wait=0.0)
+    assert {name: one.chance for name, one in found.items()} == {str(n): 0.9 if n % 2 else 0.1 for n in range(8)} | {"8": None}
+    calibrated = closing.calibration(run, found)
     assert calibrated and calibrated.error == pytest.approx((0.225 - 0.1) / 2)
     assert [(bin.count, bin.kept) for bin in calibrated.bins] == [(4, pytest.approx(0.225)), (4, pytest.approx(0.9))]
-    assert closing.calibration(MemoryStore(), NOW, PairedRun((), (), (), 0)) is None
+    assert closing.calibration(run, {}) is None
+
+
+def test_what_the_decision_held_back_counts_as_shown_at_the_level_all() -> None:
+    people = RunSettings(users=3, seed=1, quirks=KINDS["people"])
+    code = code_from()
+    pauses = [Schedule(3, 1, code, people.quirks).first_pause(number, "later") for number in range(3)]
+    texts = [pause.position.truth.split("\n")[0] for pause in pauses]
+    shown = (texts[0], "", texts[2][:1])  # the second is suppressed, the third cut
+    pairs = tuple(
+        Pair(pause.developer.name, number, (ExpectedOutcome(0.0, ""), pause.answer(text)[0]), pause.keys, ("", str(number)))
+        for number, (pause, text) in enumerate(zip(pauses, shown, strict=True))
+    )
+    store = MemoryStore()
+    rows = [
+        completion(str(n), time=NOW, text=text, held_back=whole[len(text) :], withheld=not text)
+        for n, (text, whole) in enumerate(zip(shown, texts, strict=True))
+    ]
+    store.put_rows("events/completions/date=2027-01-15/hour=08/a.parquet", rows)
+    run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
+    found = closing.recorded(store, NOW - 10, run, lambda: NOW + 1, wait=0.0)
+    whole = closing.all_shown(run, "later", people, code, found)
+    assert whole and whole.pins == (Pin("1"), Pin("2"), Pin("2", level="all"))
+    assert [pair.outcomes[:2] for pair in whole.pairs] == [pair.outcomes for pair in pairs]
+    assert [pair.outcomes[2] for pair in whole.pairs] == [pause.answer(t)[0] for pause, t in zip(pauses, texts, strict=True)]
+    assert whole.pairs[1].outcomes[2].shown and not whole.pairs[1].outcomes[1].shown
+    assert closing.all_shown(run, "later", people, code, {"0": found["0"]}) is None
 
 
 def test_the_report_has_the_documented_fields(tmp_path: Path) -> None:
