@@ -131,7 +131,7 @@ def _recorded(store: ObjectStore, keys: Iterable[str], wanted: Set[str]) -> Iter
 def all_shown(
     paired: developers.PairedRun, ground: Ground, people: developers.RunSettings, code: Code, champion: Mapping[str, Recorded]
 ) -> developers.PairedRun | None:
-    """Return a paired run with one pin more: the champion at the level `all`, by the same completions.
+    """Return a paired run with one outcome more at each place: that of the champion's completion, had all of it been shown.
 
     None where a completion of the champion is not among the recorded ones.
     """
@@ -145,8 +145,7 @@ def all_shown(
             outcome, _ = schedule.first_pause(pair.visit, ground).answer(champion[name].whole)
         return replace(pair, outcomes=(*pair.outcomes, outcome), ids=(*pair.ids, name))
 
-    pin = paired.pins[CHAMPION]._replace(level="all")
-    return replace(paired, pins=(*paired.pins, pin), pairs=tuple(map(added, paired.pairs)))
+    return replace(paired, pins=(*paired.pins, paired.pins[CHAMPION]), pairs=tuple(map(added, paired.pairs)))
 
 
 def calibration(paired: developers.PairedRun, champion: Mapping[str, Recorded]) -> Reliability | None:

@@ -46,11 +46,11 @@ class Baselines(Record):
     difference: Difference
     """Champion minus the base at its best."""
     champion_all: Rate | None = None
-    """The champion at the level `all`: everything is shown; none where it was not measured."""
+    """The champion's completions, had all of each been shown; none where that is not known."""
     learning: Difference | None = None
-    """Of the difference, what was learnt: the champion at the level `all` minus the base at its best."""
+    """Of the difference, what was learnt: the champion with all shown minus the base at its best."""
     showing: Difference | None = None
-    """The rest of the difference, what the decision to show adds: the champion minus itself at the level `all`."""
+    """The rest of the difference, what the decision to show adds: the champion minus itself with all shown."""
 
 
 class GroundRow(Baselines):

@@ -20,13 +20,12 @@ class Pin(NamedTuple):
     """The options of a request; a pin needs a token with the role `versions`."""
 
     version: str = ""  # version; empty: the arm's
-    level: str = ""  # level of showing; empty: the caller's own
     temperature: float | None = None  # of sampling; None: the settings'
 
     @property
     def headers(self) -> dict[str, str]:
-        named = {VERSION_HEADER: self.version, "X-Tabloop-Level": self.level}
-        named |= {"X-Tabloop-Temperature": "" if self.temperature is None else str(self.temperature)}
+        temperature = "" if self.temperature is None else str(self.temperature)
+        named = {VERSION_HEADER: self.version, "X-Tabloop-Temperature": temperature}
         return {name: value for name, value in named.items() if value}
 
 

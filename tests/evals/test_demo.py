@@ -221,7 +221,7 @@ def test_what_the_decision_held_back_counts_as_shown_at_the_level_all() -> None:
     run = PairedRun((Pin("1"), Pin("2")), pairs, (), 0)
     found = closing.recorded(store, NOW - 10, run, lambda: NOW + 1, wait=0.0)
     whole = closing.all_shown(run, "later", people, code, found)
-    assert whole and whole.pins == (Pin("1"), Pin("2"), Pin("2", level="all"))
+    assert whole and whole.pins == (Pin("1"), Pin("2"), Pin("2"))
     assert [pair.outcomes[:2] for pair in whole.pairs] == [pair.outcomes for pair in pairs]
     assert [pair.outcomes[2] for pair in whole.pairs] == [pause.answer(t)[0] for pause, t in zip(pauses, texts, strict=True)]
     assert whole.pairs[1].outcomes[2].shown and not whole.pairs[1].outcomes[1].shown
