@@ -1,4 +1,4 @@
-"""The three grounds of a comparison share nothing with each other, and what is kept for later stands in no live window."""
+"""The two grounds of a comparison share nothing, and what is kept for later stands in no live window."""
 
 import random
 from collections import Counter

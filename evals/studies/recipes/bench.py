@@ -2,7 +2,7 @@
 
 Each recipe starts from the base model. Developers of the kind `people` work in a closed loop with the model that the recipe made
 so far (loop.py); those of the kind `plain` write the same text whatever is shown (stream.py). The trained model meets the base at
-its best temperature, each with a decision to show of its own, at the same positions of three grounds
+its best temperature, each with a decision to show of its own, at the same positions of two grounds
 (evals/developers/grounds.py), without a server. Every part of a run is kept in var/bench/recipes for the next call. The figures
 are written to var/bench/recipes.json, after each run to var/bench/recipes-so-far.json. infra/docs/contribute/benchmarks.md
 describes the comparison.

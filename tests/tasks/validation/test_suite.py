@@ -14,7 +14,7 @@ from tasks.validation.batch import BatchStats, Bounds, batch_stats, bounds
 from tasks.validation.drift import LEAST_CYCLES, earlier, merged, profile, rate_range
 from tasks.validation.pages import pages as pages_of
 from tasks.validation.quarantine import ValidationEvidence
-from tasks.validation.suite import BatchRefused, Validation, validate
+from tasks.validation.suite import BATCH_SUITE, SUITE, BatchRefused, Validation, validate
 from tests.tasks.labels.test_accounting import account, account_with_samples
 from tests.tasks.made import NOW, MemoryStore, completion, feedback, sample
 from tests.tasks.rows import sample_frame
@@ -87,6 +87,12 @@ def test_bad_samples_stop_the_cycle(samples, reason: str) -> None:
         validation.check(max_quarantined=1.0)
 
 
+def test_a_setting_that_an_expectation_names_exists() -> None:
+    expectations = [each for path in (SUITE, BATCH_SUITE) for each in json.loads(path.read_text())["expectations"]]
+    named = {each["meta"]["setting"] for each in expectations if "setting" in each["meta"]}
+    assert named and named <= {f"collect.{name}" for name in Collect.model_fields}
+
+
 @pytest.mark.parametrize(
     ("field", "value", "settings", "message"),
     [
@@ -110,7 +116,7 @@ def test_a_batch_statistic_outside_its_bounds_stops_the_cycle(field: str, value:
     with pytest.raises(BatchRefused, match=message) as refused:
         validation.check(["s3://b/rows"], max_quarantined=1.0)
     assert "s3://b/rows" in str(refused.value)
-    assert "collect.max_" in str(refused.value)
+    assert ("collect.max_" in str(refused.value)) == bool(settings)  # other bounds are constants: only their cause can change
     assert "prefect deployment run cycle/cycle" in str(refused.value)
 
 
