@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infra.settings.schema import Groups, Reward, Train
 from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
-from tasks.rewards.acceptance import Acceptance, fit
+from tasks.rewards.acceptance import Acceptance, capped, fit
 from tasks.rewards.actions import SILENCE, decide
 from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, draw, rewards_of
 
@@ -98,7 +99,15 @@ def test_who_judges_most_and_falsely_has_no_more_than_their_share_of_the_accepta
     assert not found.reason and rewards[::2] == [pytest.approx(rewards[0], abs=0.1)] * len(rewards[::2])
     assert min(rewards[::2]) > 0 > max(rewards[1::2]), "right beginnings pay, wrong texts cost"
     few = {"user": 0.001}
-    assert draw(honest, "7", sampler, GROUPS, REWARD, few) == draw(honest, "7", sampler, GROUPS, REWARD), "too few to cap"
+    assert draw(honest, "7", sampler, GROUPS, REWARD, few) == draw(honest, "7", sampler, GROUPS, REWARD), "nobody has most"
+
+
+def test_a_share_that_too_few_judge_for_is_two_of_them_and_lifts_no_other() -> None:
+    judges = [{"user": f"u{max(number - 70, 0)}", "project": "p"} for number in range(100)]  # one of 30 has 71 of 100 verdicts
+    for share, cap in ((0.05, 0.05), (0.001, 2 / 30)):
+        weights = np.array(capped(judges, {"user": share, "project": 0.5}))
+        assert weights[:71].sum() == pytest.approx(cap * weights.sum()), "the only project has all"
+        assert weights[71:].tolist() == [1.0] * 29
 
 
 def test_a_verdict_on_the_rest_of_a_line_is_compared_with_the_rest_of_the_settled_text() -> None:
