@@ -263,11 +263,13 @@ class _Views(NamedTuple):
             return "not_shown"
         if requests.hidden[later]:
             return "opted_out" if requests.hidden[later] == "opted_out" else "redacted"
-        same = bool(here and there) or requests.shown.same(self.at, later)
-        if same is False:
-            return "not_shown"
         view = self.place.view(requests.documents[later], requests.cursors[later])
-        return view if same else "unknown_file" if isinstance(view, View) else "not_shown"
+        if view == "not_shown":  # the documents need no comparison, which takes longer than the search for the place
+            return view
+        same = bool(here and there) or requests.shown.same(self.at, later)
+        if same is None:
+            return "unknown_file" if isinstance(view, View) else "not_shown"
+        return view if same else "not_shown"
 
 
 def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFrame:
