@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from infra.model.kept_text import kept_characters
+from infra.model.line_ends import normal_context
 from infra.model.showing import Place
 from infra.storage.store import ObjectStore
 from tasks.labels.attribution import unique
@@ -103,7 +104,7 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
     shown = tokens_of(ends, len(row["text"]))
     decided = row["chance"] is not None and not row["audited"] and shown > 0
     return LabelledCompletion(
-        Place(row["prefix"], row["suffix"], row["language"], row["user_acceptance"], row["project_acceptance"]),
+        Place(*line_of(row["prefix"], row["suffix"]), row["language"], row["user_acceptance"], row["project_acceptance"]),
         row["temperature"],
         generated,
         row["logprobs"],
@@ -113,6 +114,12 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
         (row["chance"], shown) if decided else None,
         compared,
     )
+
+
+def line_of(prefix: str, suffix: str) -> tuple[str, str]:
+    """Return the cursor's line, which the features are of; the whole texts of a cycle would take half a gigabyte."""
+    prefix, suffix = normal_context(prefix, suffix)
+    return prefix[prefix.rfind("\n") + 1 :], suffix.partition("\n")[0]
 
 
 def kept_up_to(generated: str, ends: Sequence[int], settled: str, whole: bool) -> np.ndarray:
