@@ -80,8 +80,8 @@ class Validation:
         if reasons:
             raise BatchRefused(
                 "validation: " + "; ".join(reasons) + ". Nothing was trained, and the labels wait for the next cycle. "
-                f"Rows and pages: {', '.join(evidence) or 'none were written'}. Fix the cause, or change the setting where one is "
-                f"named, then {AGAIN}"
+                f"Rows and pages: {', '.join(evidence) or 'none were written'}. Fix the cause, or change the setting where one "
+                f"is named, then {AGAIN}"
             )
 
 

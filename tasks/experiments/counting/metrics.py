@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import polars as pl
 
 from infra.pages.figures import METRIC_WORDS
@@ -70,6 +71,29 @@ def of_reporting_users(labelled: pl.DataFrame) -> pl.DataFrame:
     return labelled.with_columns(reports=reports, unreported=pl.col("unreported") & reports)
 
 
+def with_references(rows: pl.DataFrame, before: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Return requests with the columns that their values refer to.
+
+    typical: whether it is among its user's first ones on the arm, as many as count at most (experiment.max_user_weight). Else a
+        user with most of all requests would decide the percentiles and `usual`.
+    usual: of the completions shown to users whose editor reports, the share without an answer that is usual for the client and
+        its way to report, over both arms. Where one arm alone has such requests, a fault of that arm would pass for usual: there
+        it is the share before the test, if any is known.
+
+    Args:
+        rows: requests of reporting users (of_reporting_users), each with its `arm` and `user`.
+        before: those before the test.
+    """
+    made = rows.group_by("arm", "user").len()["len"]
+    most = plan.max_user_weight * (float(np.median(made.to_numpy())) if len(made) else 0.0)
+    rows = rows.with_columns(typical=pl.int_range(pl.len()).over("arm", "user") < most)
+    missing = _MISSING.sum() / pl.len()
+    kinds = rows.filter(_DUE, "typical").group_by(_KIND).agg(usual=missing, arms=pl.col("arm").n_unique())
+    kinds = kinds.join(before.filter(_DUE).group_by(_KIND).agg(earlier=missing), on=_KIND, how="left")
+    usual = pl.when(pl.col("arms") < 2).then(pl.coalesce("earlier", "usual")).otherwise("usual")
+    return rows.join(kinds.select(*_KIND, usual=usual), on=_KIND, how="left", maintain_order="left")
+
+
 def _characters(plan: Plan) -> pl.Expr:
     """Kept characters, at most `experiment.max_characters`, so that one long accept does not outweigh many."""
     return pl.min_horizontal(KEPT, pl.lit(plan.max_characters))
@@ -87,8 +111,8 @@ def _failed(_: Plan) -> pl.Expr:
 
 
 def _later_than(time: str, quantile: float) -> Callable[[Plan], pl.Expr]:
-    """1 if a time is above this quantile of all requests of the test, or missing."""
-    return lambda _: (pl.col(time) > pl.col(time).quantile(quantile)).fill_null(True)
+    """1 if a time is above this quantile of the test's typical requests, or missing."""
+    return lambda _: (pl.col(time) > pl.col(time).filter("typical").quantile(quantile)).fill_null(True)
 
 
 def _known(found: pl.Expr) -> Callable[[Plan], pl.Expr]:
@@ -130,22 +154,20 @@ _DUE = VISIBLE & pl.col("reports")
 _MISSING = _DUE & ~ANSWERED
 _KIND = ("client", "rules")
 """What the usual share of missing answers depends on: two editors with the same requests may report in different ways."""
-_USUAL = _MISSING.sum().over(_KIND) / pl.max_horizontal(_DUE.sum().over(_KIND), pl.lit(1))
 CHECKED: dict[str, pl.Expr] = {
     "visible": VISIBLE,
     "closed": (pl.col("finish_reason") == "disconnected") & pl.col("ttft_ms").is_null(),
-    "unanswered": _MISSING.cast(pl.Float64) - pl.when(_DUE).then(_USUAL).otherwise(0.0),
+    "unanswered": _MISSING.cast(pl.Float64) - pl.when(_DUE).then("usual").otherwise(0.0),
 }
 """Sums of the quality checks. `visible`: completions shown, which `judged` is compared with. `closed`: requests that the editor
 closed before their first token. `unanswered`: completions shown without an answer, of users whose editor reports, above the share
-that is usual on both arms for the client and its way to report; negative where fewer are missing
-(tasks/experiments/verdict/missing.py)."""
+that is usual for the client and its way to report; negative where fewer are missing (tasks/experiments/verdict/missing.py)."""
 SUMS = (*DENOMINATORS, *CHECKED, *(metric.name for metric in METRICS if metric.value), *REPORTED)
 """Names of the sums of a user."""
 
 
 def values(plan: Plan) -> dict[str, pl.Expr]:
-    """Return the value of every sum for a request."""
+    """Return the value of every sum for a request, which has the columns of with_references."""
     of_metrics = {metric.name: metric.value(plan) for metric in METRICS if metric.value}
     return {name: value.cast(pl.Float64) for name, value in {**DENOMINATORS, **CHECKED, **of_metrics, **REPORTED}.items()}
 

@@ -16,7 +16,7 @@ import polars as pl
 from infra.assignment import assigned_arm
 from infra.records import Arm, ArmEvidence, ExperimentRecord, ObjectReference, Plan
 from infra.storage.store import ObjectStore
-from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values
+from tasks.experiments.counting.metrics import METRICS, SUMS, of_reporting_users, values, with_references
 from tasks.labels import users
 from tasks.labels.counted import read_requests
 from tasks.labels.pipeline import JoinAll
@@ -204,10 +204,11 @@ def _later_from(experiment: ExperimentRecord, until: float) -> float:
 def of_units(
     labelled: pl.DataFrame, experiment: ExperimentRecord, plan: Plan, until: float = math.inf
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return the requests of `by_test`, where the users of a crowded credential are one user."""
+    """Return the requests of `by_test`, where the users of a crowded credential are one user, the first two with references."""
     made, before, late = by_test(labelled, experiment, plan, until)
     crowded = crowded_credentials(pl.concat([rows.select("credential", "user") for rows in (made, before)]), plan)
-    return one_user_each(made, crowded), one_user_each(before, crowded), one_user_each(late, crowded)
+    made, before, late = (one_user_each(rows, crowded) for rows in (made, before, late))
+    return with_references(made, before, plan), with_references(before, before, plan), late
 
 
 def crowded_credentials(counted: pl.DataFrame, plan: Plan) -> pl.Series:

@@ -14,7 +14,7 @@ from infra.settings.schema import Experiment, Serving
 from infra.storage.events.read import begun
 from infra.storage.scope import COMMON
 from infra.storage.store import ObjectStore
-from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values
+from tasks.experiments.counting.metrics import SUMS, of_reporting_users, values, with_references
 from tasks.experiments.counting.totals import ARMS, MADE, NAMED, QUARTERS, UNCAPPED, ArmTotals, crowded_credentials, one_user_each
 from tasks.labels import users
 from tasks.labels.counted import read_requests
@@ -133,6 +133,7 @@ def _traffic(rows: pl.DataFrame, share: float, resolved: Settings, plan: Plan, n
     read, rows = rows.height, rows.filter(~pl.col("exploring"))
     rows = one_user_each(of_reporting_users(rows), crowded_credentials(rows, plan))
     rows = rows.filter(pl.len().over("user") >= settings.min_history_requests, "takes_part").with_columns(served=pl.lit(True))
+    rows = with_references(rows, rows, plan)
     who = rows.with_columns(named=pl.col("user").n_unique().over("credential") > 1).group_by("user")
     named = who.agg(pl.col("named").any(), crowd=pl.col("member").n_unique() > 1).sort("user")
     block = ((pl.col("time") - begin) // settings.block_seconds).cast(pl.Int64)

@@ -260,14 +260,22 @@ def tolerated_users(totals: ArmTotals, plan: Plan) -> int:
 
 
 def promising(look: Look, totals: ArmTotals, accepted: Compared) -> bool:
-    """Return whether the challenger's acceptance surely keeps its margin, even without the users who decide it."""
+    """Return whether the challenger's acceptance surely keeps its margin, even without the users who decide it, and whatever the
+    answers are that one arm lacks."""
     rows = compare(totals, accepted.metric, look.plan)
     count = tolerated_users(totals, look.plan)
     among = totals.named
     left_out = deciders(rows, count, accepted.sign, among) | deciders(rows, count, -accepted.sign, among)
     without = compare(totals.without(left_out), accepted.metric, look.plan)
-    others = difference(without, look.alpha, 2.0 * look.plan.planned_requests, last_look=True)
-    return accepted.not_worse and isinstance(others, Difference) and accepted.benefit(others)[0] > -accepted.margin
+    lenient = max(look.alpha, missing.ALPHA)
+    filled = [(compare(then, accepted.metric, look.plan), lenient) for _, then in missing.filled(totals)]
+    return accepted.not_worse and all(_keeps(accepted, each, alpha, look) for each, alpha in [(without, look.alpha), *filled])
+
+
+def _keeps(accepted: Compared, rows: Regression, alpha: float, look: Look) -> bool:
+    """Return whether the acceptance of these rows surely keeps its margin at a two-sided error level."""
+    found = difference(rows, alpha, 2.0 * look.plan.planned_requests, last_look=True)
+    return isinstance(found, Difference) and accepted.benefit(found)[0] > -accepted.margin
 
 
 def never_or_always(rows: Regression, alpha: float) -> Difference | None:

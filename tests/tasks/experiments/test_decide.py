@@ -246,7 +246,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 10, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 11, which this code has, found rules 1"):
         recompute(read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}))
     with pytest.raises(ValueError, match="by ada: expected one of the gate"):
         recompute(read.model_copy(update={"evidence": None, "by": "ada"}))

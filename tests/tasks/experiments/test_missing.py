@@ -69,6 +69,7 @@ def test_a_loss_that_missing_answers_hide_is_not_within_its_margin() -> None:
     hidden = decided(2000, -0.025, Loss(accepts=0.1), Loss(), 1, mode="non_inferiority", margins=margins)
     assert (lossless.verdict, hidden.verdict) == ("reject", "reject"), hidden.reason
     assert "without an answer were accepts" in hidden.reason
+    assert not hidden.promising, "nor does the next cycle go on from it"
 
 
 def test_users_whose_editor_reports_nothing_are_taken_for_no_answers() -> None:

@@ -242,6 +242,42 @@ def test_the_usual_share_of_missing_answers_is_that_of_the_way_to_report() -> No
     assert not any(sums["unanswered"].any() for sums in found.during.values())
 
 
+def _reported(rows: list[tuple[str, str, str, float, list[bool]]]) -> pl.DataFrame:
+    """Return completions of a user, an arm and a client from a time on, a tenth of a second apart, each answered or not."""
+    completions, events = [], []
+    for user, arm, client, begin, answers in rows:
+        for number, known in enumerate(answers):
+            name, of_test = f"{user}{begin}{number}", {"experiment": "e", "arm": arm} if begin >= NOW else {}
+            at: Any = {"prefix": name, "user": user, "time": begin + number / 10}
+            completions.append(completion(name, client=client, **of_test, **at))
+            if known:
+                events.append(feedback(name, **{**at, "time": at["time"] + 0.05}))
+    return labelled(completions, events)
+
+
+def test_on_one_arm_alone_the_usual_share_of_missing_answers_is_that_before_the_test() -> None:
+    """All users of `zed` are on the challenger's arm, where a fault loses half of the answers; before, a quarter was missing."""
+    rows = [("u", "champion", "a", NOW + 1, [True] * 4), ("v", "challenger", "zed", NOW + 1, [True, False] * 2)]
+    earlier = [("v", "", "zed", NOW - 50, [True, True, True, False])]
+    both = plan(max_credential_weight=1, max_user_weight=99)
+    found = total(_reported([*rows, *earlier]), TEST, both, until=NOW + 20)
+    assert {arm: sums["unanswered"].sum() for arm, sums in found.during.items()} == {"champion": 0.0, "challenger": 1.0}
+    unknown = total(_reported(rows), TEST, both, until=NOW + 20)
+    assert not any(sums["unanswered"].any() for sums in unknown.during.values()), "nothing is known before the test"
+
+
+def test_a_busy_user_decides_neither_what_is_usual_nor_the_percentiles() -> None:
+    """One user makes nine tenths of the requests, fast ones without an answer."""
+    rows = [(f"u{i}", ("champion", "challenger")[i % 2], "a", NOW + 1, [True, True, True, False]) for i in range(10)]
+    busy = [("busy", "champion", "a", NOW + 1, [True, *[False] * 399])]
+    frame = _reported([*rows, *busy]).with_columns(ttft_ms=pl.when(pl.col("user") == "busy").then(1.0).otherwise(100.0))
+    found = total(frame, TEST, plan(max_credential_weight=1, max_user_weight=1), until=NOW + 90)
+    of_others = sum(sums["unanswered"][1:].sum() for sums in found.during.values())
+    assert of_others == pytest.approx(10 - 40 * 13 / 44), "13 of the 44 typical completions have no answer"
+    slow = sum(sums["ttft_p50"].sum() for sums in found.during.values())
+    assert slow == 0, "a time of 100 ms is the median of typical requests"
+
+
 def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:
     fields = {"experiment": "e", "prefix": "a", "time": NOW + 1}
     completions = [
