@@ -181,8 +181,7 @@ def total(
     at_once = _capped(young, plan.model_copy(update={"max_credential_weight": 1.0}), watched)
     earlier = _sums(before, plan, SUMS, {}, "user").with_columns(pl.col("requests").alias(MADE))
     names = pl.concat([sums["user"], at_once["user"]]).unique().sort()
-    arms = {arm: _by_user(sums.filter(pl.col("arm") == arm), names) for arm in ARMS}
-    recent = {arm: _by_user(at_once.filter(pl.col("arm") == arm), names) for arm in ARMS}
+    arms, recent = ({arm: _by_user(rows.filter(pl.col("arm") == arm), names) for arm in ARMS} for rows in (sums, at_once))
     return ArmTotals(
         immediate={arm: _arrays_of(by_user, watched) for arm, by_user in recent.items()},
         during={arm: _arrays_of(by_user, (*SUMS, *UNCAPPED)) for arm, by_user in arms.items()},
