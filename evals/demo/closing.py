@@ -124,7 +124,7 @@ def _recorded(store: ObjectStore, keys: Iterable[str], wanted: Set[str]) -> Iter
     for _, part in fetch(store, tuple(keys), COLUMNS):
         for row in part.table.to_pylist():
             if row["id"] in wanted:
-                held_back, audited = row.get("held_back", ""), row.get("audited", False)
+                held_back, audited = row.get("held_back") or "", row.get("audited")
                 yield row["id"], Recorded(row["text"] + held_back, bool(held_back), None if audited else row.get("chance"))
 
 
