@@ -155,8 +155,8 @@ def flatterer(places: Sequence[Position], lived: Lived, settings: Settings) -> F
 
     Raises ValueError where the cycle has too few answers.
     """
-    judged = [one for one in lived.stream.requests if one.settled is not None and one.outcome in ("accepted", "rejected")]
-    model = fit([(one.shown, one.settled or "") for one in judged], [one.outcome == "accepted" for one in judged])
+    judged = [one for one in lived.stream.requests if one.settled is not None and one.verdict is not None]
+    model = fit([(one.shown, (one.settled or "")[one.typed :]) for one in judged], [bool(one.verdict) for one in judged])
     if isinstance(model, str):
         raise ValueError(f"hacks: no acceptance is fitted, since {model}; ask for more requests")
     contexts, most = [(place.prefix, place.suffix) for place in places], settings.serving.sampling.max_tokens

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +13,11 @@ import pytest
 from evals.developers import Schedule
 from evals.studies.gate.trained import Recipe
 from evals.studies.recipes import hacks
-from evals.studies.recipes.cells import Bench, Parts, Sizes
+from evals.studies.recipes.cells import Bench, Lived, Parts, Sizes
 from evals.studies.recipes.gains import BETTER
-from evals.studies.recipes.hacks import HACKS, Options, gains_something, most_flattering, plant
+from evals.studies.recipes.hacks import HACKS, Options, flatterer, gains_something, most_flattering, plant
 from evals.studies.recipes.loop import Loop
-from evals.studies.recipes.stream import Stream
+from evals.studies.recipes.stream import Request, Stream
 from infra import settings as configuration
 from infra.records import AcceptanceFit
 from tasks.evaluation import judge as judges
@@ -91,6 +92,25 @@ def test_the_text_that_flatters_is_a_beginning_that_the_fit_rates_above_all_draw
     best = max(sum(ACCEPTS.chances([(text, other) for other in draws])) for text in draws)
     assert sum(ACCEPTS.chances([(chosen, other) for other in draws])) >= best
     assert most_flattering(["", " "], ACCEPTS) == ""
+
+
+def test_the_flattered_acceptance_is_fitted_on_what_a_cycle_fits_its_own_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answered(text: str, shown: str, settled: str, whole: bool) -> Request:
+        request = Request("ada", 0.0, "x = ", "", text=text, outcome="accepted", shown=shown)
+        return replace(request, settled=settled, whole=whole, there=settled)
+
+    typed_over = answered("load(path)", "(path)", "load(path)", whole=True)
+    goes_on = answered("load(path)", "load(path)", "load(", whole=False)
+    fitted: list[tuple[str, str]] = []
+
+    def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool]) -> str:
+        fitted.extend(pairs)
+        return "this test fits none"
+
+    monkeypatch.setattr(hacks, "fit", fit)
+    with pytest.raises(ValueError, match="since this test fits none"):
+        flatterer([], Lived("", Stream((typed_over, goes_on)), 0.0), configuration.load())
+    assert fitted == [("(path)", "(path)")], "a verdict on an unknown rest tells nothing; what was typed over was not shown"
 
 
 def test_a_habit_gains_only_where_its_last_cycle_is_surely_above_the_clean_one() -> None:
