@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -216,12 +217,22 @@ async def test_while_all_versions_sample_one_more_has_to_wait(world: World, slot
         await slot.swap(str(world.adapter(version)), version)
     one_more, begun = str(world.adapter("39")), [asyncio.Event() for _ in versions]
     running = [asyncio.create_task(sample(slot, version, 170, event.set)) for version, event in zip(versions, begun, strict=True)]
+    # Enough to sample for a quarter of a minute, however late this process reads the answers.
+    waiting = [asyncio.create_task(sample(slot, version, 170)) for _ in range(40) for version in versions]
     await asyncio.gather(*(event.wait() for event in begun))
     with pytest.raises(EngineDown, match=f"version 39: all {MOST} versions that the engine holds .* are sampling"):
         await slot.swap(one_more, "39")
+    for task in waiting:
+        task.cancel()
     for version, deltas in zip(versions, await asyncio.gather(*running), strict=True):
         assert_sampled_by(world, version, deltas)
-    await slot.swap(one_more, "39")
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(EngineDown):  # until the engine has stopped what nobody waits for
+                await slot.swap(one_more, "39")
+                break
+            await asyncio.sleep(0.05)
+    assert_sampled_by(world, "39", await sample(slot, "39"))
 
 
 async def test_a_version_with_the_bases_own_weights_is_served_as_the_base(
