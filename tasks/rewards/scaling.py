@@ -1,6 +1,7 @@
 """Factors by which no group has more than its share of a sum. Pure; imports no polars, since trainer processes use it."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -37,13 +38,12 @@ def weight_cap(weights: Sequence[float], share: float) -> float:
 
     With the k heaviest users at the cap, c = share * (k c + the rest), so c = share * rest / (1 - k share).
     """
-    ordered = sorted((weight for weight in weights if weight > 0), reverse=True)
-    rest = sum(ordered)
-    for k, heaviest in enumerate(ordered):
+    ordered = sorted(weight for weight in weights if weight > 0)
+    rests = accumulate(ordered)  # from the lightest: what is left of a sum less the heaviest would be rounding
+    for k, (heaviest, rest) in enumerate(reversed([*zip(ordered, rests, strict=True)])):
         cap = share * rest / (1 - k * share)
         if heaviest <= cap * (1 + ROUNDING):  # true at the latest for k = floor(1 / share), where 1 - k share <= share
             return cap
-        rest -= heaviest
     return 0.0
 
 
