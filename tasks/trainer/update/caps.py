@@ -54,39 +54,43 @@ def log_power(logprobs: Sequence[float], job: Job) -> float:
     return max(math.log(mean), LEAST_POWER) if mean else LEAST_POWER
 
 
-def typical_power(samples: Sequence[Sample], some: Mapping[int, Sequence[float]], job: Job) -> float:
-    """Return the mean power at the update's start, by the weight of the rows and less MARGIN; 0 without any weight.
+def within_reach(samples: Sequence[Sample], some: Mapping[int, Sequence[float]], job: Job) -> tuple[list[int], float]:
+    """Return the indices of the rows whose group could exceed a share if all of its text became certain, and the typical power
+    of the others, which need no ceiling.
+
+    The others alone count in the mean and in the sum that a share is of: who could exceed it is cut down.
 
     Args:
-        some: log-probabilities of the settled tokens of `some_rows`, by the sample's index.
+        some: log-probabilities of the settled tokens of `some_rows` at the update's start, by the sample's index.
     """
+    rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
+    most = np.array([len(samples[i].settled_token_ids) * samples[i].settled_weight for i in rows])
+    groups = [(_codes([getattr(samples[i], name) for i in rows]), share) for name, share in _limited(job).items()]
+    # Rows outside the band get a ceiling of their own.
+    reach = np.full(len(rows), bool(job.settled_min_loss or job.settled_max_loss))
+    while True:
+        others = [i for i, reaches in zip(rows, reach, strict=True) if not reaches]
+        typical = _typical_power(samples, {i: some[i] for i in others if i in some}, job)
+        least, wider = typical * float(most[~reach].sum()), reach.copy()
+        for codes, share in groups:
+            wider |= (np.bincount(codes, most) > share * least)[codes]
+        if (wider == reach).all():
+            return [i for i, reaches in zip(rows, reach, strict=True) if reaches], typical
+        reach = wider
+
+
+def _typical_power(samples: Sequence[Sample], some: Mapping[int, Sequence[float]], job: Job) -> float:
+    """Return the mean power at the update's start, by the weight of the rows and less MARGIN; 0 without any weight."""
     sizes = np.array([len(values) * samples[i].settled_weight for i, values in some.items()])
     powers = np.exp([log_power(values, job) for values in some.values()])
     return MARGIN * float((sizes * powers).sum() / sizes.sum()) if sizes.any() else 0.0
-
-
-def within_reach(samples: Sequence[Sample], typical: float, job: Job) -> list[int]:
-    """Return the indices of the rows whose group would exceed a share if all of its text became certain; others need no ceiling.
-
-    Args:
-        typical: mean power of all rows; the sum of the sizes is as large as that times the sum of their largest.
-    """
-    rows = [i for i, sample in enumerate(samples) if sample.settled_token_ids]
-    if job.settled_min_loss or job.settled_max_loss:
-        return rows  # those outside the band get a ceiling of their own
-    most = np.array([len(samples[i].settled_token_ids) * samples[i].settled_weight for i in rows])
-    reach = np.zeros(len(rows), dtype=bool)
-    for name, share in _limited(job).items():
-        codes = _codes([getattr(samples[i], name) for i in rows])
-        reach |= (np.bincount(codes, most) > share * typical * most.sum())[codes]
-    return [i for i, reaches in zip(rows, reach, strict=True) if reaches]
 
 
 def log_powers(samples: Sequence[Sample], known: Mapping[int, Sequence[float]], typical: float, job: Job) -> dict[int, float]:
     """Return the logarithm of the power of each row with a settled text, by the sample's index; `typical` where unknown."""
     computed = {i: log_power(values, job) for i, values in known.items()}
     others = [i for i, sample in enumerate(samples) if sample.settled_token_ids and i not in known]
-    return computed | (dict.fromkeys(others, math.log(typical)) if others else {})
+    return computed | dict.fromkeys(others, math.log(typical) if typical else LEAST_POWER)
 
 
 def settled_ceilings(samples: Sequence[Sample], powers: Mapping[int, float], job: Job) -> dict[int, float]:

@@ -117,8 +117,7 @@ def fixed_policies(model: TrainedModel, samples: Sequence[Sample], job: Job) -> 
 def settled_ceilings(model: TrainedModel, samples: Sequence[Sample], job: Job) -> dict[int, float]:
     """Return the ceilings of the settled texts whose users, credentials or projects could reach a share (caps.py)."""
     known = dict(settled_logprobs(model, samples, job, caps.some_rows(samples)))
-    typical = caps.typical_power(samples, known, job)
-    rows = caps.within_reach(samples, typical, job)
+    rows, typical = caps.within_reach(samples, known, job)
     known |= settled_logprobs(model, samples, job, [i for i in rows if i not in known])
     ceilings = caps.settled_ceilings(samples, caps.log_powers(samples, known, typical, job), job) if rows else {}
     return {i: ceilings[i] for i in rows}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from infra.records import Sample
 from tasks.trainer.job import Job
 from tasks.trainer.update import caps
-from tasks.trainer.update.caps import MARGIN, log_powers, needed, some_rows, typical_power, within_reach
+from tasks.trainer.update.caps import MARGIN, log_powers, needed, some_rows, within_reach
 from tasks.trainer.update.losses import settled_loss
 from tasks.trainer.update.safety import HarmfulUpdate
 from tests.tasks.made import sample
@@ -104,11 +104,12 @@ def test_who_is_out_of_reach_of_a_share_stays_below_it_whatever_their_text_becom
     rows = [row("c", user, tokens, weight) for user, tokens, _, weight, _ in made]
     start = {n: [-loss] * tokens for n, (_, tokens, loss, _, _) in enumerate(made)}
     options, free = job(exponent, beginnings, user=share), dict.fromkeys(start, math.inf)
-    reach = {rows[i].user for i in within_reach(rows, typical_power(rows, start, options), options)}
-    whole = sum(weight_of(rows, start, free, options).values())
+    reach = {rows[i].user for i in within_reach(rows, start, options)[0]}
+    whole = by(rows, weight_of(rows, start, free, options), "user")
+    others = sum(weight for user, weight in whole.items() if user not in reach)
     certain = {n: [0.0] * len(values) for n, values in start.items()}
     later = by(rows, weight_of(rows, certain, free, options), "user")
-    assert all(weight <= share * whole for user, weight in later.items() if user not in reach)
+    assert all(weight <= share * others for user, weight in later.items() if user not in reach)
 
 
 def test_of_a_large_team_only_the_rows_of_who_could_reach_a_share_are_computed() -> None:
@@ -117,13 +118,39 @@ def test_of_a_large_team_only_the_rows_of_who_could_reach_a_share_are_computed()
     assert len(some) == 512 and some == some_rows(rows)
     known = {i: [-1.0] * 4 for i in some}
     options = job(user=0.2, project=1.0)  # one project may have all: that share limits nobody
-    typical = typical_power(rows, known, options)
-    assert typical == pytest.approx(MARGIN * math.exp(-1.2))
-    assert within_reach(rows, typical, options) == []
+    reach, typical = within_reach(rows, known, options)
+    assert reach == [] and typical == pytest.approx(MARGIN * math.exp(-1.2))
     heavy = [*rows, *(row("c", "user-0", 400) for _ in range(5))]
-    reach = within_reach(heavy, typical, options)
+    reach, _ = within_reach(heavy, known, options)
     assert {heavy[i].user for i in reach} == {"user-0"} and len(reach) == 15
-    assert len(within_reach(rows, typical, options.model_copy(update={"settled_max_loss": 3.0}))) == 2000
+    assert len(within_reach(rows, known, options.model_copy(update={"settled_max_loss": 3.0}))[0]) == 2000
+
+
+@pytest.mark.parametrize(
+    ("share", "losses"),
+    [
+        # One of four has half of the tokens, of likelier text than the others'; one of forty-one a fifth.
+        (0.5, {"heavy": (1500, 0.02), **{user: (500, 1.0) for user in "bcd"}}),
+        (0.2, {"heavy": (600, 0.02), **{f"user-{n}": (60, 1.5) for n in range(40)}}),
+        # The sum is far smaller without the heavy one, so that somebody with few rows could reach a share of it.
+        (0.2, {"heavy": (100, 0.02), "b": (14, 1.5), **{f"user-{n}": (12, 1.5) for n in range(32)}}),
+    ],
+)
+def test_one_with_much_likely_text_lifts_neither_their_own_ceiling_nor_others_beyond_reach(
+    share: float, losses: dict[str, tuple[int, float]]
+) -> None:
+    rows = [row("c", user, 8) for user, (count, _) in losses.items() for _ in range(count)]
+    start = {i: [-losses[one.user][1]] * 8 for i, one in enumerate(rows)}
+    options, some = job(0.3, 0.5, user=share, project=1.0), some_rows(rows)
+    reach, typical = within_reach(rows, {i: start[i] for i in some}, options)
+    known = {i: start[i] for i in {*some, *reach}}
+    ceilings = caps.settled_ceilings(rows, log_powers(rows, known, typical, options), options)
+    bounds = {i: ceilings[i] if i in set(reach) else math.inf for i in start}
+    at_start = by(rows, weight_of(rows, start, bounds, options), "user")
+    whole = sum(at_start.values())
+    assert max(at_start.values()) <= share * whole * (1 + 1e-6)
+    certain = by(rows, weight_of(rows, dict.fromkeys(start, [0.0] * 8), bounds, options), "user")
+    assert max(certain.values()) <= share * whole * (1 + 1e-6)
 
 
 def test_the_ceilings_with_a_typical_weight_of_the_others_hold_the_cap() -> None:
