@@ -7,7 +7,7 @@ repository is a project, whose share the settings cap, and no file has more than
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -81,7 +81,7 @@ def learn(
         parent: the version to train.
 
     Raises:
-        NoCode: two repositories have the same name, or one has too few files to hold some out.
+        NoCode: two repositories have the same name, or one has too few files to hold some out, or for the shares.
     """
     if len(repeated := {repository.name for repository in repositories}) < len(repositories):
         raise NoCode(
@@ -162,6 +162,8 @@ def _samples(kept: Sequence[tuple[str, Position]], settings: Settings, renderer:
         "project": project_share(frame["project"].n_unique(), settings.collect),
     }
     factors = scale(frame["tokens"].to_numpy(), [(codes(frame[name]), share) for name, share in shares.items()])
+    if len(factors) and not factors.any():
+        raise NoCode(_too_few_files(frame, shares))
     return [
         Sample(
             completion_id=f"{PREFIX}{number:06d}",
@@ -180,6 +182,19 @@ def _samples(kept: Sequence[tuple[str, Position]], settings: Settings, renderer:
         )
         for number, ((name, position), ids, factor) in enumerate(zip(kept, written, factors, strict=True))
     ]
+
+
+def _too_few_files(frame: pl.DataFrame, shares: Mapping[str, float]) -> str:
+    """Return why no weights are within the shares of files and of repositories, and what can be done."""
+    files = frame.group_by("project").agg(pl.col("file").n_unique()).sort("project")
+    most = [min(1.0, shares["file"] * count) for count in files["file"]]
+    least = next(percent for percent in range(100) if sum(min(percent / 100, one) for one in most) >= 1) / 100
+    few = ", ".join(f"{name}: {count}" for name, count in files.iter_rows())
+    return (
+        f"collect.max_project_share = {shares['project']:g}, and no file has more than {shares['file']:.3g} of the weight: the "
+        f"repositories have too few files that are trained on for both ({few}); set collect.max_project_share to {least:g} or more, "
+        "or leave the small repository out"
+    )
 
 
 def _places(each: _Split, settings: Settings, redactor: Redactor) -> Places:

@@ -1,6 +1,7 @@
 """Own code as samples and held-out places: files apart, no copy, no secret, shares of files and repositories."""
 
 import os
+import re
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -129,6 +130,22 @@ def test_no_file_and_no_repository_has_more_than_its_share(shop: Path, tmp_path:
         weights[row.project] += len(row.settled_token_ids) * row.settled_weight
     assert set(of_project) == {"shop", "web", "service"}
     assert max(of_project.values()) <= 0.4 * len(found) + 1e-9 and max(weights.values()) <= 0.401 * sum(weights.values())
+
+
+def test_a_repository_with_too_few_files_for_the_share_of_the_other_is_refused(tmp_path: Path, renderer: Renderer) -> None:
+    folders = {"large": 20, "small": 4}
+    for folder, files in folders.items():
+        (tmp_path / folder).mkdir()
+        for n in range(files):
+            (tmp_path / folder / f"{folder}{n}.py").write_text(body(f"{folder}{'abcdefghijklmnopqrst'[n]}"))
+    both = [tmp_path / folder for folder in folders]
+    refusal = (
+        r"project_share = 0.5, .* 0.105 of the weight: .* \(large: 16, small: 3\); set collect.max_project_share to (0\.\d+)"
+    )
+    with pytest.raises(NoCode, match=refusal) as raised:
+        learned(both, renderer, max_project_share=0.5)
+    named = re.search(refusal, str(raised.value))
+    assert named and all(row.settled_weight > 0 for row in samples(learned(both, renderer, max_project_share=float(named[1]))))
 
 
 def test_a_repository_without_a_position_asks_for_no_share_of_the_update(shop: Path, tmp_path: Path, renderer: Renderer) -> None:
