@@ -192,8 +192,8 @@ def _too_few_files(frame: pl.DataFrame, shares: Mapping[str, float]) -> str:
     few = ", ".join(f"{name}: {count}" for name, count in files.iter_rows())
     return (
         f"collect.max_project_share = {shares['project']:g}, and no file has more than {shares['file']:.3g} of the weight: the "
-        f"repositories have too few files that are trained on for both ({few}); set collect.max_project_share to {least:g} or more, "
-        "or leave the small repository out"
+        f"repositories have too few files that are trained on for both ({few}); set collect.max_project_share to {least:g} or "
+        "more, or leave the small repository out"
     )
 
 
