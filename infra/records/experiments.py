@@ -16,7 +16,7 @@ Design = Literal["by_user", "crossover"]
 Denominator = Literal["requests", "shown", "labelled", "judged", "decided", "user"]
 """requests: all. shown: all, what was shown and not judged as what was judged. judged: what became of it is known. decided: the
 developer decided. user: a number of each user's own. labelled: judged, or without anything to judge; only in earlier plans."""
-RULES = 11
+RULES = 12
 """Number of the gate's rules as this code has them; it grows when the same plan and totals give another verdict, or
 another reason."""
 

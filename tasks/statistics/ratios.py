@@ -48,6 +48,8 @@ PRIOR_REQUESTS = 20.0
 PRIOR_USERS = 100.0
 """Weight of the planned split in the test of the split, in users: it looks for shares about 0.05 away."""
 LEAST_ROWS = 5
+MOST_ERRORS = 30.0
+"""Standard errors beyond which the tail is too small to be computed: an interval has no bounds there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,17 +173,29 @@ def difference(rows: Regression, alpha: float, expected_requests: float, *, last
     if found is None:
         return NoDifference("the rate does not vary between users: its error cannot be estimated")
     estimate, error = found
-    return Difference(estimate, *interval(rows, estimate, error, alpha, expected_requests, last_look), error)
+    low, high = interval(rows, estimate, error, alpha, expected_requests, last_look)
+    if not math.isfinite(low):
+        return NoDifference(f"{rows.requests:.0f} requests: too few for an interval of a test of {expected_requests:.0f}")
+    return Difference(estimate, low, high, error)
 
 
 def interval(
     rows: Regression, estimate: float, error: float, alpha: float, expected_requests: float, last_look: bool
 ) -> tuple[float, float]:
-    """Return the interval of an estimate at another level."""
+    """Return the interval of an estimate at another level; without bounds after too few requests."""
     freedom = int(np.count_nonzero(rows.weights)) - rows.design.shape[1]
     errors = NormalDist().inv_cdf(1 - alpha / 2) if last_look else boundary(rows.requests, alpha, expected_requests)
     half = error * widen(errors, freedom)
     return estimate - half, estimate + half
+
+
+def least_users(rows: Regression) -> int:
+    """Return the users of the smaller arm; of a crossover, those who met both."""
+    met = rows.weights > 0
+    if rows.design.shape[1] == 1:
+        return int(met.sum())
+    treated = rows.design[met, -1] > 0
+    return int(min(treated.sum(), (~treated).sum()))
 
 
 def constant_difference(rows: Regression) -> float | None:
@@ -318,5 +332,10 @@ def boundary(t: float, alpha: float, expected: float) -> float:
 
 @lru_cache(maxsize=1024)
 def widen(errors: float, freedom: int) -> float:
-    """The multiple of an estimated standard error that leaves the tail that `errors` leaves of a known one (Student's t)."""
+    """The multiple of an estimated standard error that leaves the tail that `errors` leaves of a known one (Student's t).
+
+    Infinite above MOST_ERRORS.
+    """
+    if errors > MOST_ERRORS:
+        return math.inf
     return float(-stdtrit(freedom, ndtr(-errors)))

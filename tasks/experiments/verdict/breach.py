@@ -8,14 +8,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from infra.records import Arm, Plan, PlannedMetric
 from tasks.experiments.counting.metrics import BY_NAME
 from tasks.experiments.counting.totals import ARMS, ArmTotals, Sums
 from tasks.experiments.verdict.designs import compare_rates
-from tasks.statistics.ratios import Regression, bernoulli_bounds, boundary, constant_difference, weighted_fit, widen
-
-LEAST_USERS = 2
-"""Fewest users of the challenger's arm: below it, one user may cause all failures."""
+from tasks.statistics.ratios import bernoulli_bounds, boundary, constant_difference, least_users, weighted_fit, widen
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Breach:
 def breach(plan: Plan, totals: ArmTotals) -> Breach | None:
     """Return the first sure breach of a guardrail; None without one.
 
-    A metric of failures is bounded by requests, since the server causes a failure and not the user. All metrics are bounded by
-    users, whose requests are correlated.
+    A metric of failures is bounded by requests, since the server causes a failure, without the user who met most of them: that
+    user's files may be at fault. All metrics are bounded by users, whose requests are correlated.
     """
     watched = [metric for metric in plan.metrics if metric.immediate]
     sums = totals.immediate or totals.during
@@ -50,33 +49,27 @@ def breach(plan: Plan, totals: ArmTotals) -> Breach | None:
 
 def _by_requests(sums: Mapping[Arm, Sums], metric: PlannedMetric, alpha: float) -> float:
     """Return the bound on the loss from counts of requests; only for failures."""
-    if metric.name != "failed" or (sums["challenger"]["requests"] > 0).sum() < LEAST_USERS:
+    failed, requests = sums["challenger"][metric.name], sums["challenger"]["requests"]
+    if metric.name != "failed" or not failed.any():
         return -math.inf
-    counts = [_counts(sums, metric, arm) for arm in ARMS]
+    others = np.arange(len(failed)) != np.argmax(failed)
+    counts = [_counts(sums, metric, "champion"), (float(failed[others].sum()), float(requests[others].sum()))]
     if counts[1][0] / max(counts[1][1], 1.0) - counts[0][0] / max(counts[0][1], 1.0) <= metric.margin:
         return -math.inf  # the bounds do not overlap by the margin
-    champion, challenger = (bernoulli_bounds(*count, alpha / 2) for count in counts)
+    # Of a small team, no user may be left to the champion: the margin alone says then how much may fail.
+    champion, challenger = (bernoulli_bounds(*count, alpha / 2) if count[1] else (0.0, 0.0) for count in counts)
     return challenger[0] - champion[1]
 
 
 def _by_users(sums: Mapping[Arm, Sums], totals: ArmTotals, metric: PlannedMetric, plan: Plan, alpha: float) -> float:
     """Return the bound on the loss from the users' rates."""
     rows = compare_rates(sums, totals, metric.name, metric.per, plan)
-    freedom = _least_users(rows) - 1
+    freedom = least_users(rows) - 1
     estimate, error = weighted_fit(rows) or (constant_difference(rows), 0.0)
     if estimate is None or freedom < 1 or estimate <= metric.margin:
         return -math.inf
     error = math.hypot(error, _least_error(sums, metric))
     return estimate - error * widen(boundary(rows.requests, alpha, 2.0 * plan.min_requests), freedom)
-
-
-def _least_users(rows: Regression) -> int:
-    """Return the users of the smaller arm; of a crossover, those who met both."""
-    met = rows.weights > 0
-    if rows.design.shape[1] == 1:
-        return int(met.sum())
-    treated = rows.design[met, -1] > 0
-    return int(min(treated.sum(), (~treated).sum()))
 
 
 def _least_error(sums: Mapping[Arm, Sums], metric: PlannedMetric) -> float:

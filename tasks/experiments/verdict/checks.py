@@ -7,8 +7,6 @@ about the challenger.
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from infra.records import Arm, CheckResult, Plan
 from tasks.experiments.counting.totals import ARMS, LATE_SECONDS, QUARTERS, TORN, ArmTotals, Sums
 from tasks.experiments.verdict.designs import compare_change, compare_rates, compare_requests, rest, units
@@ -19,8 +17,13 @@ from tasks.statistics.ratios import (
     boundary,
     constant_difference,
     difference,
+    least_users,
     sample_ratio_p,
 )
+
+LEAST_EXPECTED = 5.0
+"""Users of an arm who are expected to take part, and not to, below which their share is not near a normal distribution (Cochran
+1954, "Some methods for strengthening the common chi-squared tests")."""
 
 
 def run_checks(totals: ArmTotals, share: float, plan: Plan) -> tuple[CheckResult, ...]:
@@ -81,7 +84,8 @@ def dropping_out(totals: ArmTotals, plan: Plan) -> CheckResult:
     variance = pooled * (1 - pooled) * sum(1 / max(n, 1) for n in known.values())
     users = float(sum(known.values()))
     gap = here["challenger"] - here["champion"]
-    broken = min(known.values()) > 0 and abs(gap) > math.sqrt(variance) * boundary(users, plan.srm_alpha, users)
+    expected = min(pooled, 1 - pooled) * min(known.values())
+    broken = expected >= LEAST_EXPECTED and abs(gap) > math.sqrt(variance) * boundary(users, plan.srm_alpha, users)
     numbers = " and ".join(f"{present[arm]} of {known[arm]} users of the {arm}'s arm" for arm in reversed(ARMS))
     return check_result("dropping_out", broken, f"{numbers} took part")
 
@@ -186,7 +190,8 @@ def _beyond(rows: Regression, plan: Plan, tolerated: float) -> tuple[float, bool
     """Return a difference, and whether its distance from the expected value is surely above the tolerated one."""
     found = difference(rows, plan.srm_alpha, 2.0 * plan.planned_requests)
     if isinstance(found, NoDifference):
-        gap = constant_difference(rows) if np.count_nonzero(rows.weights) >= LEAST_ROWS else None
+        # A few users with a request each have equal rates by chance.
+        gap = constant_difference(rows) if least_users(rows) >= max(plan.min_users, LEAST_ROWS) else None
         return (0.0, False) if gap is None else (gap, abs(gap) > tolerated)
     half = (found.high - found.low) / 2
     return found.estimate, abs(found.estimate) - half > tolerated

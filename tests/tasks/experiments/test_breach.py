@@ -34,6 +34,13 @@ def test_a_challenger_that_fails_ends_the_test_long_before_a_verdict_on_its_wort
 
 def test_one_users_failures_are_nobody_elses() -> None:
     assert breach(PLAN, arm_totals(arm("a", 30, 50), arm("b", 1, 50, failed=50))) is None
+    one_of_ten = arm("b", 9, 100) | arm("c", 1, 100, failed=100)
+    assert breach(PLAN, arm_totals(arm("a", 10, 100), one_of_ten)) is None
+
+
+def test_without_a_user_of_the_champion_a_version_that_fails_is_a_breach() -> None:
+    assert breach(PLAN, arm_totals({}, arm("b", 28, 100, failed=100)))
+    assert breach(PLAN, arm_totals({}, arm("b", 28, 100, failed=1))) is None
 
 
 @pytest.mark.parametrize("name", ["ttft_p50", "total_p95", "empty"])

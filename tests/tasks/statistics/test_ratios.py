@@ -96,6 +96,17 @@ def test_the_boundary_equals_a_calculation_by_hand_and_is_narrowest_at_the_plann
     assert max(width.values()) < 1.12 * width[1000]
 
 
+@given(st.floats(0.1, 80), st.integers(1, 3000))
+def test_an_estimated_error_is_never_surer_than_a_known_one(errors: float, freedom: int) -> None:
+    assert widen(errors, freedom) >= errors * (1 - 1e-9)
+
+
+def test_few_requests_of_a_long_test_give_no_interval() -> None:
+    rows = compared([0, 0, 0, 1, 1, 1], [1, 0, 1, 0, 1, 1], [2, 1, 2, 1, 2, 3])
+    assert isinstance(difference(rows, 0.001, 400_000.0), NoDifference)
+    assert isinstance(difference(rows, 0.001, 400_000.0, last_look=True), Difference)
+
+
 def test_few_users_widen_the_interval() -> None:
     assert widen(3.0, 10) > widen(3.0, 100) > widen(3.0, 10_000) > 3.0
     assert widen(3.0, 10_000_000) == pytest.approx(3.0, abs=1e-3)
