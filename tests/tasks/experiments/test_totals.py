@@ -17,6 +17,7 @@ from infra.storage.store import sha256
 from tasks.experiments.counting.metrics import SUMS
 from tasks.experiments.counting.totals import IN_BLOCK, LATER, QUARTERS, cap_requests, gather, of_evidence, total
 from tasks.experiments.planning.plan import make_plan
+from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import run_checks
 from tasks.labels.attribution import attribute, label
 from tests.tasks.labels.test_explain import seal
@@ -276,6 +277,20 @@ def test_a_busy_user_decides_neither_what_is_usual_nor_the_percentiles() -> None
     assert of_others == pytest.approx(10 - 40 * 13 / 44), "13 of the 44 typical completions have no answer"
     slow = sum(sums["ttft_p50"].sum() for sums in found.during.values())
     assert slow == 0, "a time of 100 ms is the median of typical requests"
+
+
+def test_slow_requests_of_one_arm_do_not_raise_the_percentile_that_they_are_compared_with() -> None:
+    rows = [(f"u{i}", ("champion", "challenger")[i % 2], "a", NOW + 1, [True] * 20) for i in range(20)]
+    at, slow = pl.int_range(pl.len()).over("user"), pl.col("arm") == "challenger"
+    frame = (
+        _reported(rows)
+        .with_columns(total_ms=200.0 + at)
+        .with_columns(total_ms=pl.when(slow & (at < 8)).then(60_000.0).otherwise("total_ms"))
+    )
+    found = total(frame, TEST, plan(max_credential_weight=1), until=NOW + 90)
+    shares = {arm: sums["total_p95"].sum() / sums["requests"].sum() for arm, sums in found.during.items()}
+    assert shares == pytest.approx({"champion": 0.05, "challenger": 0.45})
+    assert (sure := breach(plan(), found)) and sure.metric == "total_p95"
 
 
 def test_what_the_editor_shows_again_from_its_cache_may_be_taken_there() -> None:
