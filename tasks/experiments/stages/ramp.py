@@ -32,13 +32,16 @@ def verdict_of(experiment: ExperimentRecord, plan: Plan, totals: ArmTotals, now:
         reason = f"{seen}; no test until experiment.max_seconds{f': held, {held}' if held else ''}"
         return verdict.model_copy(update={"verdict": "broken", "reason": reason}), False
     counted = capped(made["challenger"], plan, np.concatenate([made[arm] for arm in ARMS]))
-    enough = counted >= plan.ramp_requests
+    # In a small team, the share may give nobody to the challenger.
+    nobody = plan.design == "by_user" and bool(users["champion"]) and not users["challenger"] + totals.absent["challenger"]
+    enough = nobody or counted >= plan.ramp_requests
     if held or not enough or now - stage.started < stages.seconds_each(plan, experiment.share):
         few = f" and {counted:.0f} count (experiment.max_user_weight)" if counted < requests["challenger"] else ""
         wanted = "" if enough else f", {plan.ramp_requests} are asked{few}"
         reason = f"{seen}{wanted}{f'; held: {held}' if held else ''}"
         return verdict.model_copy(update={"reason": reason}), False
-    return verdict.model_copy(update={"reason": f"{seen}, no breach"}), True
+    passed = f"{at}: none of the {users['champion']} users is on the challenger's arm" if nobody else f"{seen}, no breach"
+    return verdict.model_copy(update={"reason": passed}), True
 
 
 def capped(made: np.ndarray, plan: Plan, everyone: np.ndarray) -> float:

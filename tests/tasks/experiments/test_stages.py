@@ -25,7 +25,8 @@ from tasks.experiments.moves import log as moves
 from tasks.experiments.moves import manual, release
 from tasks.experiments.planning import plan as planning
 from tasks.experiments.reports.recompute import recompute
-from tasks.experiments.stages import shares, states
+from tasks.experiments.stages import ramp, shares, states
+from tests.tasks.experiments import arms
 from tests.tasks.experiments.test_manual import cycle, world
 from tests.tasks.made import NOW, Killed, MemoryRegistry, MemoryStore, asked, completion, feedback
 
@@ -294,6 +295,18 @@ def test_the_ramp_waits_for_its_time_and_for_requests(life: Life) -> None:
     life.store.objects = {key: body for key, body in life.store.objects.items() if "events/completions" not in key}
     found = life.look(start + QUARTER + 1)
     assert found.stage is None and "20 are asked" in found.verdict.reason
+
+
+def test_a_share_that_gives_nobody_to_the_challenger_is_passed_after_its_time() -> None:
+    plan = planning.make_plan(SETTINGS.experiment.model_copy(update={"design": "by_user"}), SETTINGS.collect)
+    stage = Stage(name="ramp", share=0.1, started=NOW)
+    test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan, stages=(stage,))
+    team = {f"u{i}": arms.user(20, 5) for i in range(28)}
+    for absent, seconds, passed in ((0, 1, False), (0, QUARTER + 1, True), (1, QUARTER + 1, False)):
+        totals = arms.arm_totals(team, {}, absent={"champion": 0, "challenger": absent})
+        verdict, next_may_begin = ramp.verdict_of(test, plan, totals, NOW + seconds)
+        assert (verdict.verdict, next_may_begin) == ("undecided", passed)
+        assert ("none of the 28 users is on the challenger's arm" in verdict.reason) == passed
 
 
 def test_the_verdict_counts_requests_of_the_test_stage_alone(life: Life) -> None:
