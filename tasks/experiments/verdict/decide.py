@@ -15,7 +15,7 @@ from tasks.experiments.counting.totals import ARMS, MADE, ArmTotals, least_crede
 from tasks.experiments.verdict import missing
 from tasks.experiments.verdict.breach import breach
 from tasks.experiments.verdict.checks import champion_late, run_checks
-from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, counted, units
+from tasks.experiments.verdict.designs import compare, compare_ahead, compare_change, compare_rates, counted, units
 from tasks.experiments.verdict.rules import Compared, Ruling, ruling_of
 from tasks.statistics.answered import per_request
 from tasks.statistics.multiple import joint_levels
@@ -63,6 +63,8 @@ class Look:
         found = never_or_always(rows, self.alpha) or difference(rows, self.alpha, self.expected, last_look=self.last)
         if isinstance(found, NoDifference):
             return Compared(metric, rows, None, None, gain_alpha, margin, means)
+        if metric.better == "fewer" and not means[1]:
+            found = replace(found, high=max(found.high, unseen(rows, self.alpha) - means[0]))
         gain = self._for_gain(rows, found, gain_alpha) if metric.role == "success" else None
         return Compared(metric, rows, found, gain, gain_alpha, margin, means)
 
@@ -79,11 +81,11 @@ class Look:
         levels = joint_levels(np.stack(moved), self.alpha, weights) if whole else self.alpha * weights
         return dict(zip(names, levels.tolist(), strict=True))
 
-    def _for_gain(self, rows: Regression, found: Difference, alpha: float) -> Difference:
+    def _for_gain(self, rows: Regression, found: Difference, alpha: float) -> Difference | None:
         if not found.error:
             return found
         low, high = interval(rows, found.estimate, found.error, alpha, self.expected, self.last)
-        return Difference(found.estimate, low, high, found.error)
+        return Difference(found.estimate, low, high, found.error) if math.isfinite(low) else None
 
     @property
     def expected(self) -> float:
@@ -118,7 +120,7 @@ def _looked(verdict: Verdict, look: Look, totals: ArmTotals, end: str) -> Verdic
     """Return the verdict of a look at the metrics."""
     compared = look.compare(totals)
     ruling = robust(look, totals, compared, ruling_of(look.plan.mode, compared))
-    ruling = lasting(look, totals, answered(look, totals, compared, ruling))
+    ruling = lasting(look, totals, compared, answered(look, totals, compared, ruling))
     reason, name = f"{ruling.reason}: {numbers(compared, look)}", ruling.verdict
     open_end = name == "undecided" and bool(end)
     if open_end:
@@ -227,14 +229,19 @@ def answered(look: Look, totals: ArmTotals, compared: list[Compared], ruling: Ru
     return ruling
 
 
-def lasting(look: Look, totals: ArmTotals, ruling: Ruling) -> Ruling:
-    """Return the verdict, unless it promotes for a gain that fades from the first half of a test to the second.
+def lasting(look: Look, totals: ArmTotals, compared: Sequence[Compared], ruling: Ruling) -> Ruling:
+    """Return the verdict, unless it promotes for a gain that fades from the first half of a test to the second, or without a gain
+    and a success metric is surely worse than its margin in the second half.
 
     If fading is likely, the gain extrapolated from both halves to the planned end must be sure. Before that end it must be sure
     in any case, since an early gain says little about a later one and waiting costs no power.
     """
-    if ruling.verdict != "promote" or look.plan.mode != "superiority":
+    if ruling.verdict != "promote":
         return ruling
+    if look.plan.mode != "superiority":
+        lost = [each.title for each in compared if each.metric.role == "success" and _lost_later(look, totals, each)]
+        doubt = f"but in the second half surely worse than its margin: {'; '.join(lost)}"
+        return Ruling("undecided", f"{ruling.reason}, {doubt}") if lost else ruling
     by = ruling.by
     assert by is not None, "superiority promotes by a gain"
     name, per, plan = by.metric.name, by.metric.per, look.plan
@@ -247,6 +254,13 @@ def lasting(look: Look, totals: ArmTotals, ruling: Ruling) -> Ruling:
         return ruling
     doubt = "but less so in the second half than in the first" if fades else "but that it lasts is not sure yet"
     return Ruling("undecided", f"{ruling.reason}, {doubt}")
+
+
+def _lost_later(look: Look, totals: ArmTotals, each: Compared) -> bool:
+    """Return whether a metric is surely worse than its margin in the second half of a test, without its users' history."""
+    rows = compare_rates(totals.later, totals, each.metric.name, each.metric.per, look.plan)
+    found = difference(rows, look.plan.alpha, look.expected, last_look=True)
+    return isinstance(found, Difference) and each.benefit(found)[1] < -each.margin
 
 
 def tolerated_users(totals: ArmTotals, plan: Plan) -> int:
@@ -281,15 +295,19 @@ def _keeps(accepted: Compared, rows: Regression, alpha: float, look: Look) -> bo
 def never_or_always(rows: Regression, alpha: float) -> Difference | None:
     """Return the difference of a rate that is equal for every user, usually 0, such as failures; None for other rates.
 
-    No error can be estimated from such a rate. If none of the n requests of an arm is an exception, their share is below
-    -log(alpha / 2) / n at the level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is
-    everything all right?").
+    No error can be estimated from such a rate: its bounds are those of `unseen` exceptions.
     """
     rates = rows.outcome[rows.weights > 0]
     if not rates.size or np.ptp(rates) > 1e-12 or (rows.design.shape[1] == 1 and rates[0]):
         return None
-    bound = -math.log(alpha / 2) / max(rows.fewer, 1.0) * max(1.0, float(rates[0]))
+    bound = unseen(rows, alpha) * max(1.0, float(rates[0]))
     return Difference(0.0, -bound, bound, 0.0)
+
+
+def unseen(rows: Regression, alpha: float) -> float:
+    """Return the bound of the share of an exception that no request of an arm is: with n requests, -log(alpha / 2) / n at the
+    level of one side (the rule of three: Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything all right?")."""
+    return -math.log(alpha / 2) / max(rows.fewer, 1.0)
 
 
 def means_of(totals: ArmTotals, metric: PlannedMetric) -> tuple[float, float]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from evals.bench.experiments.simulate import Simulation, World, plan_for
-from infra.records import CheckResult, ExperimentRecord, Stage, Verdict
-from infra.settings.schema import Experiment
+from infra.records import Arm, CheckResult, ExperimentRecord, Stage, Verdict
+from infra.settings.schema import Collect, Experiment
+from tasks.experiments.planning.plan import make_plan
 from tasks.experiments.verdict.checks import run_checks
 from tasks.experiments.verdict.decide import decide, means_of, over
 from tasks.experiments.verdict.designs import compare, compare_ahead
@@ -217,3 +218,48 @@ def test_arms_are_compared_where_one_user_alone_asked_in_the_day_before() -> Non
     assert promoted.verdict == "promote", promoted.reason
     broken = decide(test, plan, arm_totals(champion, fewer, before), NOW + 10)
     assert broken.verdict == "broken" and "a user's requests differ by -" in broken.reason
+
+
+@pytest.mark.parametrize("requests", [1, 2, 5, 12])
+def test_the_first_requests_of_a_long_test_end_nothing(requests: int) -> None:
+    plan = plan_for(TEAM, SETTINGS).model_copy(update={"planned_requests": 400_000, "min_requests": 20_000})
+    test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan)
+    arms = [{f"{name}{i}": user(requests + (i + n) % 2, i % 2) for i in range(8 + n)} for n, name in enumerate("ab")]
+    verdict = decide(test, plan, arm_totals(*arms), NOW + 20)
+    assert verdict.verdict == "undecided" and {check.state for check in verdict.checks} == {"passed"}
+
+
+def test_equal_rates_of_a_few_users_may_be_chance() -> None:
+    plan = plan_for(TEAM, SETTINGS)
+
+    def state(champion: int, challenger: int) -> str:
+        arms = [{f"{name}{i}": user(1 + 2 * n) for i in range((champion, challenger)[n])} for n, name in enumerate("ab")]
+        return next(check.state for check in run_checks(arm_totals(*arms), 0.5, plan) if check.name == "requests_per_user")
+
+    assert [state(6, 1), state(1, 6), state(4, 4), state(6, 6)] == ["passed", "passed", "passed", "broken"]
+
+
+def test_who_has_not_come_yet_has_not_dropped_out() -> None:
+    """The first users of a test of a twentieth of a team may be the challenger's."""
+    plan = plan_for(TEAM, SETTINGS)
+    for present in (1, 2):
+        totals = arm_totals({}, {f"b{i}": user(1) for i in range(present)}, absent={"champion": 190, "challenger": 10 - present})
+        found = {check.name: check.state for check in run_checks(totals, 0.05, plan)}
+        assert found["dropping_out"] == "passed"
+
+
+@pytest.mark.parametrize(("rates", "verdict"), [((0.33, 0.17), "reject"), ((0.25, 0.25), "promote"), ((0.27, 0.23), "promote")])
+def test_without_inferiority_a_version_that_is_surely_worse_in_the_second_half_is_not_promoted(
+    rates: tuple[float, float], verdict: str
+) -> None:
+    draw = np.random.default_rng(0)
+    settings = SETTINGS.model_copy(update={"mode": "non_inferiority", "tolerated_users": 0, "planned_requests": 15_000})
+    plan = make_plan(settings, Collect())
+    test = ExperimentRecord(id="e", champion="1", challenger="2", share=0.5, started=NOW, plan=plan)
+    during, later = dict[Arm, dict](), dict[Arm, dict]()
+    for arm, (first, second) in {"champion": (0.25, 0.25), "challenger": rates}.items():
+        accepted = draw.binomial(50, [[first], [second]], (2, 150))
+        during[arm] = {f"{arm}{i}": user(100, accepted[:, i].sum()) for i in range(150)}
+        later[arm] = {f"{arm}{i}": user(50, accepted[1, i]) for i in range(150)}
+    found = decide(test, plan, arm_totals(during["champion"], during["challenger"], later=later), NOW + 10)
+    assert found.verdict == verdict and ("in the second half surely worse" in found.reason) == (verdict == "reject")

@@ -120,10 +120,13 @@ def test_an_arm_with_few_requests_shows_little_about_failures_however_many_the_o
     champion = {f"a{i}": user(10, 2 + i % 3) for i in range(90)}
     challenger = {f"b{i}": user(10, 6 + i % 2) for i in range(10)}
     assert experiment.plan
-    found = decide(experiment, experiment.plan, arm_totals(champion, challenger), NOW + 10)
-    failed = next(metric for metric in found.metrics if metric.name == "failed")
-    assert failed.high == pytest.approx(-np.log(0.95 * 0.05 / 2) / 100) and failed.state == "unsure"
-    assert found.verdict == "reject" and "may be worse than their margins: failures per request" in found.reason
+    for failures in (0, 1):  # of the champion
+        champion["a0"]["failed"] = failures
+        found = decide(experiment, experiment.plan, arm_totals(champion, challenger), NOW + 10)
+        failed = next(metric for metric in found.metrics if metric.name == "failed")
+        bound = -np.log(0.95 * 0.05 / 2) / 100 - failures / 900
+        assert failed.high == pytest.approx(bound) and failed.state == "unsure"
+        assert found.verdict == "reject" and "may be worse than their margins: failures per request" in found.reason
 
 
 def test_a_moderate_win_is_promoted_only_at_the_planned_size() -> None:
@@ -246,7 +249,7 @@ def test_a_decision_is_computed_again_from_its_record_bit_by_bit() -> None:
     assert recompute(read) == reached
     assert "80-0" not in read.model_dump_json(), "the evidence names no user"
     of_old_rules = experiment.plan.model_copy(update={"rules": 1})
-    with pytest.raises(ValueError, match="expected rules 11, which this code has, found rules 1"):
+    with pytest.raises(ValueError, match="expected rules 12, which this code has, found rules 1"):
         recompute(read.model_copy(update={"experiment": experiment.model_copy(update={"plan": of_old_rules})}))
     with pytest.raises(ValueError, match="by ada: expected one of the gate"):
         recompute(read.model_copy(update={"evidence": None, "by": "ada"}))
