@@ -18,7 +18,8 @@ class GateSettings(Record):
     acceptance has nine tenths of it and the two other success metrics a twentieth each, raised at the planned end to what their
     joint distribution allows; for the margins, each metric has all of it, since all must hold."""
     min_requests: int = Field(500, ge=1)
-    """Minimum requests per arm before a verdict."""
+    """Minimum requests per arm before a verdict. Where `planned_requests` is 0, the plan lowers it to a quarter of the requests
+    that it expects on an arm."""
     planned_requests: int = Field(0, ge=0)
     """Requests per arm at which the test ends with promotion or rejection; before that, only a large difference ends it. To
     detect a true difference d of acceptance per request near p with a power of 75 %, plan 19 p (1 - p) / d^2. 0: chosen from the
@@ -27,7 +28,8 @@ class GateSettings(Record):
     """Minimum users per arm before a verdict; users are the unit of the test. Of a crossover, users who met both versions."""
     max_seconds: float = Field(0.0, ge=0)
     """Maximum duration of an experiment in seconds. It is a planned end like `planned_requests`: without a verdict by then, the
-    challenger is rejected."""
+    challenger is rejected. 0: chosen from the traffic, up to 28 days; in the mode non_inferiority up to 2, or 7 where `whole` is
+    weeks."""
     block_seconds: float = Field(3_600.0, gt=0)
     """Seconds for which a crossover serves a user the same version; long beside the time in which a completion is judged."""
     max_characters: int = Field(80, ge=1)
@@ -48,7 +50,8 @@ class GateSettings(Record):
     0: all decide."""
     shadow_requests: int = Field(200, ge=0)
     """Number of copies of requests that a challenger answers before its first user, unseen, after the champion's answer was sent.
-    Its times, failures and texts are compared with the champion's. 0: no shadow stage."""
+    Its times, failures and texts are compared with the champion's. A fifth of the requests is copied, and fewer copies in the
+    stage's time, with the default ramp a twelfth of `max_seconds`, end the test as broken. 0: no shadow stage."""
     ramp: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.25)
     """Shares of users, or of their blocks of time, on the challenger's arm before `share`, growing; those of `share` or more are
     left out. All stages before the test take a quarter of `max_seconds` if each holds; users pass from the champion to the

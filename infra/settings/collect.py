@@ -42,7 +42,7 @@ class Collect(Section):
     """Maximum seconds between a completion and its feedback."""
     max_staleness: int = Field(2, ge=0)
     """Maximum updates between the policy that sampled a completion and the version to train, counted along parents; a completion
-    beyond it is not trained on. 0: only completions of that version itself."""
+    beyond it is not trained on, but for the settled text of one without feedback. 0: only completions of that version itself."""
     min_samples: int = Field(256, ge=1)
     """Minimum samples of a cycle; with fewer, no cycle starts."""
     max_samples: int = Field(4096, ge=1)

@@ -25,7 +25,7 @@ class Experiment(GateSettings, Section):
     user where both find nearly as much (`tabloop plan`)."""
     gain: float = Field(0.1, gt=0)
     """Gain of acceptance, as a share, that a test is long enough to find in four of five cases, if 28 days allow it. Only
-    where `max_seconds` is 0."""
+    where `max_seconds` is 0, in the mode superiority."""
     whole: Literal["days", "weeks"] = "days"
     """A test whose length is chosen lasts whole days, or whole weeks."""
     margins: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})

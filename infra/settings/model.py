@@ -10,7 +10,8 @@ from infra.settings.section import Section
 
 class Model(Section):
     base: Path = Path("infra/base_model")
-    """Directory of the base model in Hugging Face layout; relative paths start at the repository."""
+    """Directory of the base model in Hugging Face layout; relative paths start at the repository. Each model has its own
+    `fim_order`, sizes of prompts and `train.learning_rate` (infra/docs/operations.md, "A base model of your own")."""
     name: str = "qwen-coder-tabloop"
     """Model name reported to editors; Continue chooses Qwen's FIM tokens if it contains "qwen" and "coder"."""
     fim_order: Literal["psm", "spm"] = "psm"

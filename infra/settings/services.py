@@ -53,7 +53,7 @@ class Orchestration(Section):
     page: str = ""
     """URL of Prefect for a browser, used in links; empty: orchestration.api without /api."""
     webhook: RequestSecret | None = None
-    """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the watch of the experiments is
+    """URL to which Prefect posts {"text": ...} when a cycle fails, after a rollback, and when the controller of A/B tests is
     silent; none: it posts nothing. `tabloop automations` applies it."""
     work_pool: str = "tabloop"
     """Name of the Prefect work pool of the deployments. `tabloop up` and `tabloop bootstrap` make the pool."""

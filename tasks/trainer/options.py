@@ -51,7 +51,7 @@ class UpdateSettings(Recipe):
     """Weight of the cross-entropy of a settled token; 0: only served and drawn actions teach."""
     settled_min_loss: float = Field(0.0, ge=0)
     """Least mean cross-entropy of a settled text, in nats per token, that is trained on: below it, the policy writes the text
-    anyway. Measured at each step, and where a share of the weight is limited also at the update's start."""
+    anyway. Measured at each step, and where a share of the weight is limited also at the update's start. 0: no bound."""
     settled_max_loss: float = Field(0.0, ge=0)
     """Largest mean cross-entropy of a settled text, in nats per token, that is trained on: above it, the text is far from
     anything the policy could write. 0: no bound."""
