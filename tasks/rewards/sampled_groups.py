@@ -107,7 +107,7 @@ def draw(
     Args:
         places: read once; of those that are not drawn at, only the texts of a verdict are held.
         version: policy that the sampler samples from.
-        shares: largest share of the verdicts by the field of a place that names the group (weight_shares), where enough judge.
+        shares: as in acceptance.capped, by the field of a place that names the group (weight_shares).
     """
     pairs: list[tuple[str, str]] = []
     accepted: list[bool] = []

@@ -110,6 +110,17 @@ def test_a_share_that_too_few_judge_for_is_two_of_them_and_lifts_no_other() -> N
         assert weights[71:].tolist() == [1.0] * 29
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_the_shares_cannot_hold_together_each_judge_keeps_within_their_share(shared: bool) -> None:
+    """21 judge in one project, one of them with two thirds of all verdicts, and 3 in another, too few for half of the weight."""
+    users = [f"u{number % 24}" for number in range(150)] + ["u0"] * 300
+    projects = {f"u{number}": "a" if number < 21 else "b" for number in range(24)}
+    judges = [{"user": user, "credential": projects[user] if shared else user, "project": projects[user]} for user in users]
+    weights = np.array(capped(judges, {"user": 0.05, "credential": 0.5 if shared else 0.05, "project": 0.5}))
+    assert weights.tolist() == capped(judges, {"user": 0.05}) and weights.min() > 0
+    assert weights[np.array(users) == "u0"].sum() == pytest.approx(0.05 * weights.sum())
+
+
 def test_a_verdict_on_the_rest_of_a_line_is_compared_with_the_rest_of_the_settled_text() -> None:
     rest = [replace(p, shown=p.shown[8:], typed=8) if p.accepted else p for p in places()]
     alone = [replace(p, settled=p.settled[p.typed :], typed=0) for p in rest]
