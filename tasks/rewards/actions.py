@@ -112,7 +112,7 @@ def _acts(action: Action, settings: Reward, kinds: Collection[str]) -> bool:
 
 
 def advantages(actions: Sequence[Action]) -> list[float]:
-    """Return the advantage of each action, 0 for the written texts.
+    """Return the advantage of each action, 0 for the written texts and for a drawn text alone at its place.
 
     Served completions at places where nothing else is known are one group: each is compared with the others.
     """
@@ -120,7 +120,8 @@ def advantages(actions: Sequence[Action]) -> list[float]:
         return []
     places = np.unique([action.place for action in actions], return_inverse=True)[1]
     rewards, shares, copies = (np.array([getattr(one, name) for one in actions]) for name in ("reward", "share", "copies"))
-    alone = np.bincount(places, copies)[places] == 1
+    served = np.array([action.kind == "served" for action in actions])
+    alone = served & (np.bincount(places, copies)[places] == 1)
     groups = np.where(alone, places.max() + 1, places)
     written = np.array([action.kind == "written" for action in actions])
     sizes, sums = np.bincount(groups, copies)[groups], np.bincount(groups, copies * rewards)[groups]
