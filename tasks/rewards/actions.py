@@ -23,7 +23,7 @@ Advantage of a sampled action i, in a group of n:
               almost equal rewards the largest steps (Liu et al. 2025, "Understanding R1-Zero-like training").
     variance  a group teaches where the rewards of its actions, the written text left out, differ (Yu et al. 2025, "DAPO")
     share     served: 1. drawn: its copies among the group's draws, each of them a member. silence: its probability under the
-              parent, which is the part that it would have of many draws.
+              parent, which is the part that it would have of many draws; at another temperature than 1 its part of the draws.
 
 The written text has the advantage 1, whatever the others earn: it is not drawn from a policy, so that a baseline would not lower
 its variance but weigh the places; weighing them by the miss of the policy lost a third of a point of exact lines. Its unknown
