@@ -55,6 +55,8 @@ def rewarded(
 ) -> list[Sample]:
     """Return samples, each of a place of its own, with reward and advantage, and the drawn actions that teach.
 
+    Samples without tokens are left out, as the settled text of a complete line has none without silence.
+
     Args:
         kinds: those that teach (train.actions).
         drawn: at places of the samples.
@@ -70,8 +72,12 @@ def rewarded(
         schema_overrides={"kept_characters": pl.Int64, "settled": pl.String, "settled_token_ids": pl.List(pl.Int64)},
     )
     found = reward_samples(frame.with_columns(standing_tokens=pl.lit(0), typed_over=pl.lit(0)), settings, {}, kinds, drawn)
-    rewards = found.samples.select("reward", "advantage").iter_rows(named=True)
-    return [*(one.model_copy(update=values) for one, values in zip(samples, rewards, strict=True)), *found.drawn]
+    rows = []
+    learnt = found.samples.select("reward", "advantage", "settled_token_ids").iter_rows()
+    for one, (reward, advantage, ids) in zip(samples, learnt, strict=True):
+        if one.token_ids or ids:
+            rows.append(one.model_copy(update={"reward": reward, "advantage": advantage, "settled_token_ids": tuple(ids)}))
+    return [*rows, *found.drawn]
 
 
 def job_of(folder: Path, parent: Path, samples: Sequence[Sample], version: str, training: Train) -> Path:

@@ -11,4 +11,5 @@ class Reward(Section):
     """Reward of a completion that was shown and not accepted: the price of an interruption. Where the settled text is known, the
     share of the completion that the developer then wrote costs nothing."""
     silence: bool = True
-    """Whether silence, an empty text with the reward 0, is an action of every place. False: blank completions teach nothing."""
+    """Whether silence, an empty text with the reward 0, is an action of every place. False: neither blank completions
+    nor lines that were complete teach anything."""

@@ -148,7 +148,8 @@ def with_settled_tokens(chosen: pl.DataFrame, settled: SettledTokens | None, tok
 def tables(tokens: Iterable[bytes], batch: pl.DataFrame) -> Iterator[pa.Table]:
     """Yield rows of infra.records.Sample, by time, then id: the samples of a batch, each followed by its context lines.
 
-    Fields that `batch` lacks have their defaults.
+    Fields that `batch` lacks have their defaults. A row whose written text is known to be none and that has no sampled tokens is
+    left out: it has nothing to learn.
 
     Args:
         tokens: of `read_tokens`, by time.
@@ -165,6 +166,8 @@ def tables(tokens: Iterable[bytes], batch: pl.DataFrame) -> Iterator[pa.Table]:
     columns |= {name: pl.lit(Sample.model_fields[name].default) for name in SCHEMA.names if name not in columns}
     for body in tokens:
         rows = _frame(body).join(known, on="id", maintain_order="left").select(columns[name].alias(name) for name in SCHEMA.names)
+        if "settled_token_ids" in batch.columns:
+            rows = rows.filter(pl.any_horizontal(pl.col("token_ids", "settled_token_ids").list.len() > 0))
         yield rows.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(SCHEMA)
 
 

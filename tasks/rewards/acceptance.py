@@ -94,21 +94,23 @@ def fit(pairs: Sequence[tuple[str, str]], accepted: Sequence[bool], weights: Seq
 
 
 def capped(judges: Sequence[Mapping[str, str]], shares: Mapping[str, float]) -> Sequence[float]:
-    """Return the weights of verdicts by which no group has more than its share of them; none where no weights can.
+    """Return the weights of verdicts by which no group has more than its share of them.
 
     Where fewer than 1 / share groups judge, a group has at most 2 / groups, as a small team sets its shares
-    (infra/docs/how/caps.md).
+    (infra/docs/how/caps.md). Where the shares cannot hold together, the last ones are left out; the first one holds.
 
     Args:
         judges: of each verdict the groups, by the kind that `shares` names: user, credential, project.
+        shares: the most personal first.
     """
     groups = []
     for name, share in shares.items():
         names = codes(pl.Series([one[name] for one in judges], dtype=pl.String))
         count = int(names.max()) + 1 if len(names) else 1
         groups.append((names, share if count * share >= 1 else min(1.0, 2 / count)))
-    weights = scale(np.ones(len(judges)), groups)
-    return weights.tolist() if weights.all() else ()
+    while not (weights := scale(np.ones(len(judges)), groups)).all():
+        groups.pop()
+    return weights.tolist()
 
 
 def _error(verdicts: np.ndarray, chances: np.ndarray, weight: np.ndarray) -> AcceptanceFit:

@@ -23,7 +23,7 @@ Advantage of a sampled action i, in a group of n:
               almost equal rewards the largest steps (Liu et al. 2025, "Understanding R1-Zero-like training").
     variance  a group teaches where the rewards of its actions, the written text left out, differ (Yu et al. 2025, "DAPO")
     share     served: 1. drawn: its copies among the group's draws, each of them a member. silence: its probability under the
-              parent, which is the part that it would have of many draws.
+              parent, which is the part that it would have of many draws; at another temperature than 1 its part of the draws.
 
 The written text has the advantage 1, whatever the others earn: it is not drawn from a policy, so that a baseline would not lower
 its variance but weigh the places; weighing them by the miss of the policy lost a third of a point of exact lines. Its unknown
@@ -112,7 +112,7 @@ def _acts(action: Action, settings: Reward, kinds: Collection[str]) -> bool:
 
 
 def advantages(actions: Sequence[Action]) -> list[float]:
-    """Return the advantage of each action, 0 for the written texts.
+    """Return the advantage of each action, 0 for the written texts and for a drawn text alone at its place.
 
     Served completions at places where nothing else is known are one group: each is compared with the others.
     """
@@ -120,7 +120,8 @@ def advantages(actions: Sequence[Action]) -> list[float]:
         return []
     places = np.unique([action.place for action in actions], return_inverse=True)[1]
     rewards, shares, copies = (np.array([getattr(one, name) for one in actions]) for name in ("reward", "share", "copies"))
-    alone = np.bincount(places, copies)[places] == 1
+    served = np.array([action.kind == "served" for action in actions])
+    alone = served & (np.bincount(places, copies)[places] == 1)
     groups = np.where(alone, places.max() + 1, places)
     written = np.array([action.kind == "written" for action in actions])
     sizes, sums = np.bincount(groups, copies)[groups], np.bincount(groups, copies * rewards)[groups]

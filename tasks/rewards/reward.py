@@ -46,7 +46,7 @@ class RewardedActions:
     """The samples of a cycle with their advantages."""
 
     samples: pl.DataFrame
-    """With `reward`, `advantage` and `settled_weight`."""
+    """With `reward`, `advantage` and `settled_weight`; without silence, an empty settled text has no tokens."""
     drawn: tuple[Sample, ...] = ()
     """Those that teach."""
 
@@ -111,6 +111,9 @@ def reward_samples(
         TooFewToShare: fewer groups have weight than the shares ask for.
     """
     rewarded = with_rewards(samples, settings).drop("advantage", strict=False).with_row_index("row")
+    if not settings.silence:
+        texts = pl.when(_is_written()).then("settled_token_ids").otherwise(pl.lit([], pl.List(pl.Int64)))
+        rewarded = rewarded.with_columns(settled_token_ids=texts)
     sampled = rewarded.filter(pl.col("tokens") > 0)
     rows = sampled.select("id", "reward", pl.col("outcome").cast(pl.String)).iter_rows()
     served = [Action(name, "served", earned, blank=outcome == "nothing") for name, earned, outcome in rows]

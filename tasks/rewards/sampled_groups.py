@@ -107,7 +107,7 @@ def draw(
     Args:
         places: read once; of those that are not drawn at, only the texts of a verdict are held.
         version: policy that the sampler samples from.
-        shares: largest share of the verdicts by the field of a place that names the group (weight_shares), where enough judge.
+        shares: as in acceptance.capped, by the field of a place that names the group (weight_shares).
     """
     pairs: list[tuple[str, str]] = []
     accepted: list[bool] = []
@@ -157,7 +157,8 @@ def actions_of(
 ) -> Iterator[DrawnAction]:
     """Yield the different texts of a group as actions, and its silence where that is an action.
 
-    A draw of nothing but the end token is left out there: the action of silence has its share, by its probability.
+    A draw of nothing but the end token is left out there: the action of silence has its share. That is the probability of
+    silence, or at another temperature than 1, at which engines do not score it, the part of the draws that are silent.
 
     Raises:
         ValueError: a log-probability is not one; the update could not be trained on it.
@@ -170,10 +171,15 @@ def actions_of(
             "see `tabloop logs evaluation` for its engine. Nothing was sealed; `tabloop cycle` begins again"
         )
     if reward.silence:
+        silent = [one for one in drawn if not one.text and len(one.tokens) == 1]
         drawn = [one for one in drawn if one.text or len(one.tokens) > 1]
-        quiet = SampledCompletion(group.prompt, (group.end,), (group.silence,), "")
-        share = math.exp(min(group.silence, 0.0))
-        yield DrawnAction(_row(place, f"{place.id}/silence", quiet, 1.0, SILENCE, version), place.id, "silence", share)
+        share = len(silent) / settings.size
+        if settings.temperature == 1:
+            silent = [SampledCompletion(group.prompt, (group.end,), (group.silence,), "")]
+            share = math.exp(min(group.silence, 0.0))
+        for quiet in silent[:1]:
+            row = _row(place, f"{place.id}/silence", quiet, settings.temperature, SILENCE, version)
+            yield DrawnAction(row, place.id, "silence", share)
     copies = Counter(one.tokens for one in drawn)
     different = list({one.tokens: one for one in drawn}.values())
     rewards = rewards_of([one.text for one in different], place.settled, model, reward)

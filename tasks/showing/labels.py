@@ -4,7 +4,7 @@ Where the settled text of a completion is known, every beginning has a label, sh
 accepts it, which is fitted on the cycle's verdicts as for drawn texts (tasks/rewards/acceptance.py), times the share of its
 characters that stand in the settled text. So a text that is accepted and then corrected counts by what stays of it. Where no
 acceptance can be fitted, a beginning is kept if the settled text begins with it. Where only the developer's answer is known, the
-shown text has a label: it is kept if it was accepted in whole.
+shown text has a label: it is kept if it was accepted in whole, or so far as it still stands where its place shows that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,8 @@ class LabelledCompletion:
     ends: Sequence[int]
     """Characters of the text up to each token [T]."""
     kept: np.ndarray
-    """Share of the text up to each token that is kept, 0 to 1; NaN where it is unknown [T]. Before `weighed` it is 0 or 1."""
+    """Share of the text up to each token that is kept, 0 to 1; NaN where it is unknown [T]. Before `weighed` it is 0 or 1 where
+    the settled text is known."""
     accepted: bool | None
     """Whether the developer accepted it; None without an answer."""
     decided: tuple[float, int] | None = None
@@ -78,7 +79,8 @@ def labelled_completions(
         usable = ~pl.col("mixed") & (pl.col("token_ends").list.len() > 0) & (pl.col("finish_reason") != "error")
         usable &= pl.col("logprobs").list.eval(pl.element().is_finite()).list.all()
         served = unique(read_chosen(store, partition, own, ("prompt_token_ids",)).filter(usable))
-        labels = own.select("id", "settled", "settled_whole", "outcome", "extent", "shown_characters", "typed_over")
+        names = ("settled", "settled_whole", "outcome", "extent", "shown_characters", "kept_characters", "typed_over")
+        labels = own.select("id", *names)
         for row in served.join(labels, on="id").sort("time", "id").iter_rows(named=True):
             completion = labelled(row)
             if not np.isnan(completion.kept).all():
@@ -99,8 +101,8 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
         compared = Compared(row["settled"], shown_text, verdict, typed, judge)
     else:
         kept = np.full(len(ends), np.nan)
-        if (at := tokens_of(ends, row["extent"] or 0)) and row["outcome"] in JUDGED:
-            kept[at - 1] = JUDGED[row["outcome"]]
+        if at := tokens_of(ends, row["extent"] or 0):
+            kept[at - 1] = label_of(row["outcome"], row["kept_characters"], row["shown_characters"] or 0)
     shown = tokens_of(ends, len(row["text"]))
     decided = row["chance"] is not None and not row["audited"] and shown > 0
     return LabelledCompletion(
@@ -114,6 +116,17 @@ def labelled(row: dict[str, Any]) -> LabelledCompletion:
         (row["chance"], shown) if decided else None,
         compared,
     )
+
+
+def label_of(outcome: str | None, kept: int | None, shown: int) -> float:
+    """Return the label of a shown text by the developer's answer; NaN where that is no verdict on all of it.
+
+    Args:
+        kept: characters of it that stand at its place, which may be known without a settled text; None: unknown.
+        shown: its characters.
+    """
+    label = JUDGED.get(outcome or "", np.nan)
+    return label if kept is None else label * min(kept / max(shown, 1), 1.0)
 
 
 def line_of(prefix: str, suffix: str) -> tuple[str, str]:

@@ -99,9 +99,11 @@ def capped(context: Context, chosen: pl.DataFrame, drawn: SampledGroups) -> tupl
     try:
         rewarded = reward_samples(chosen, settings.reward, shares, kinds, drawn.actions)
     except TooFewToShare as error:
-        if "written" not in kinds or not chosen["settled_token_ids"].list.len().sum():
+        if "written" not in kinds:
             raise
         rewarded = reward_samples(chosen, settings.reward, shares, ("written",))
+        if not rewarded.samples["settled_token_ids"].list.len().sum():
+            raise
         notes.append(f"the written text alone teaches, since {error}")
     for note in notes:
         logger.warning("%s", note)

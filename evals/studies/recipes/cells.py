@@ -43,7 +43,7 @@ from infra.storage.store import from_parquet, to_parquet
 from tasks.evaluation.models.base import SampledCompletion
 from tasks.evaluation.models.generation import Generator
 from tasks.showing.fit import Unfitted, fit
-from tasks.showing.labels import JUDGED, Compared, LabelledCompletion, kept_up_to, tokens_of
+from tasks.showing.labels import Compared, LabelledCompletion, kept_up_to, label_of, tokens_of
 from tasks.trainer.job import CHECKPOINT_NAME
 from tasks.trainer.options import UpdateSettings
 
@@ -279,8 +279,8 @@ def labelled_of(request: Request) -> LabelledCompletion:
     if request.settled is not None:
         kept = kept_up_to(request.text, request.ends, request.settled, request.whole)
         compared = Compared(request.settled, request.shown, request.verdict, request.typed)
-    elif request.outcome in JUDGED and (at := tokens_of(request.ends, request.extent)):
-        kept[at - 1] = JUDGED[request.outcome]
+    elif at := tokens_of(request.ends, request.extent):
+        kept[at - 1] = label_of(request.outcome, request.kept, len(request.shown.rstrip()))
     place = Place(request.prefix, request.suffix, "", *request.acceptance)
     return LabelledCompletion(
         place, request.temperature, request.text, request.logprobs, request.ends, kept, accepted, compared=compared

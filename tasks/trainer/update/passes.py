@@ -3,7 +3,8 @@
 Few texts move the weights: most are far from anything that the model could write, or are written by it anyway. Of simulated
 developers' lines a fifth has nine tenths of the squared gradients (infra/docs/measurements-history.md). So a last pass takes the
 texts with the largest gradients in the pass before (after Jiang et al. 2019, "Accelerating deep learning by focusing on the
-biggest losers"). They keep their weights, and the loss stays a mean over all texts of a step.
+biggest losers"). They keep their weights, and the loss stays a mean over all texts of a step. So nobody weighs more
+than in a whole pass, though a user's part of the texts that stay may be larger than the share (infra/docs/how/caps.md).
 """
 
 import math

@@ -86,6 +86,9 @@ def test_context_lines_are_rows_of_their_sample_with_its_weight() -> None:
     assert [line.settled_token_ids[-1] for line in lines] == [made.renderer.end] * 3
     assert sorted(written) == sorted(rest for _, rest, _ in context_lines.places(CODE, "", found["standing"].item()))
     assert sum(len(line.settled_token_ids) for line in lines) == found["standing_tokens"].item()
+    silent = capped.with_columns(tokens=0, settled_token_ids=pl.lit([], pl.List(pl.Int64)))
+    blank = samples.read_tokens(store, plan.partitions, found.with_columns(tokens=0), made)
+    assert from_parquet(samples.parquet(samples.tables(blank, silent)), Sample) == lines, "it has no tokens of its own"
     for line, rest in zip(lines, written, strict=True):
         before = tokenizer.decode(line.prompt_token_ids, skip_special_tokens=True)
         assert any(row.endswith(rest) and rest for row in CODE.split("\n")) and "main" in before + rest

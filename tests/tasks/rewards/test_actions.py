@@ -46,6 +46,14 @@ def test_a_group_whose_sampled_rewards_agree_teaches_nothing() -> None:
     assert wrong < 0 and silence / 0.2 > wrong / 0.5, "where every draw is wrong, silence is the better of them"
 
 
+def test_texts_alone_at_their_places_are_compared_with_each_other_if_they_were_shown() -> None:
+    plain = REWARD.model_copy(update={"silence": False})
+    served = [Action(name, "served", reward) for name, reward in (("a", 0.7), ("b", -0.05))]
+    alone = [action for name, reward in (("c", 0.7), ("d", -0.05), ("e", -0.05)) for action in drawn(name, reward)]
+    found = decide(served, alone, (), plain, EVERY)
+    assert found == pytest.approx([0.75, -0.75, 0, 0, 0]), "nobody saw the drawn ones, and their places differ"
+
+
 def test_without_silence_blank_texts_are_members_of_no_group() -> None:
     plain = REWARD.model_copy(update={"silence": False})
     blank = Action("a", "drawn", 0.0, 0.5, blank=True)
@@ -67,10 +75,10 @@ def test_advantages_equal_their_definition_and_do_not_depend_on_other_places(pla
     settings = REWARD.model_copy(update={"silence": silence})
     found = decide(served, texts, written, settings, EVERY)
     members = [*served, *texts]
-    alone = [m.reward for m in members if expected_group(m.place, members, written, settings) == [m.reward]]
+    alone = [m.reward for m in served if expected_group(m.place, members, written, settings) == [m.reward]]
     for member, advantage in zip(members, found, strict=True):
         group = expected_group(member.place, members, written, settings)
-        if len(group) == 1:
+        if len(group) == 1 and member.kind == "served":
             sampled = group = alone
         else:
             sampled = [m.reward for m in members if m.place == member.place] + [0.0] * silence

@@ -108,6 +108,19 @@ def test_where_the_line_was_complete_the_written_text_is_silence_with_its_reward
     assert found.samples["advantage"].to_list() == pytest.approx([-0.25 + 0.125, -0.25])
 
 
+def test_without_silence_nothing_is_learnt_of_complete_lines() -> None:
+    """Neither from the end token alone, nor by the only text drawn there that is not blank; and it is no part of a cap."""
+    ids = {"c0": (2,), "c1": (2,), "w": (7, 2), "x": (7,)}  # of the last text the end is unknown
+    rows = [sample(name, user=name, token_ids=[], logprobs=[], settled_token_ids=text) for name, text in ids.items()]
+    frame = sample_frame(rows).with_columns(settled=pl.Series(["\nreturn\n", "\n", "x\n", "x"]))
+    drawn = [sample(f"{name}/drawn-1", outcome="judged", reward=reward) for name, reward in (("c0", -0.25), ("c1", -0.05))]
+    actions = [DrawnAction(one, one.completion_id[:2], "drawn", 0.125) for one in drawn]
+    found = reward_samples(frame, NO_SILENCE, {"user": 0.5}, drawn=actions)
+    assert found.samples["settled_token_ids"].to_list() == [[], [], [7, 2], [7]] and not found.drawn
+    assert found.samples["settled_weight"].to_list() == [1.0, 1.0, 0.5, 1.0], "two write"
+    assert reward_samples(frame, SETTINGS, {}).samples["settled_token_ids"].to_list() == [[2], [2], [7, 2], [7]]
+
+
 def test_kinds_that_do_not_teach_are_members_of_no_group() -> None:
     assert advantages([ACCEPTED, REJECTED], kinds=("written", "drawn")) == [0, 0]
 

@@ -13,10 +13,11 @@ from infra.settings.schema import Groups, Reward, Train
 from tasks.evaluation.models.base import DrawnGroup, SampledCompletion
 from tasks.rewards.acceptance import Acceptance, capped, fit
 from tasks.rewards.actions import SILENCE, decide
-from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, draw, rewards_of
+from tasks.rewards.sampled_groups import SampledGroups, SettledPlace, actions_of, draw, rewards_of
 
 REWARD = Reward(accepted=0.75, rejected=-0.05)
 GROUPS = Groups(places=20, size=4, temperature=0.8)
+AT_ONE = GROUPS.model_copy(update={"temperature": 1.0})
 SETTLED = "total = value + {0}\nreturn total\n"
 END = 0
 
@@ -110,6 +111,17 @@ def test_a_share_that_too_few_judge_for_is_two_of_them_and_lifts_no_other() -> N
         assert weights[71:].tolist() == [1.0] * 29
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_the_shares_cannot_hold_together_each_judge_keeps_within_their_share(shared: bool) -> None:
+    """21 judge in one project, one of them with two thirds of all verdicts, and 3 in another, too few for half of the weight."""
+    users = [f"u{number % 24}" for number in range(150)] + ["u0"] * 300
+    projects = {f"u{number}": "a" if number < 21 else "b" for number in range(24)}
+    judges = [{"user": user, "credential": projects[user] if shared else user, "project": projects[user]} for user in users]
+    weights = np.array(capped(judges, {"user": 0.05, "credential": 0.5 if shared else 0.05, "project": 0.5}))
+    assert weights.tolist() == capped(judges, {"user": 0.05}) and weights.min() > 0
+    assert weights[np.array(users) == "u0"].sum() == pytest.approx(0.05 * weights.sum())
+
+
 def test_a_verdict_on_the_rest_of_a_line_is_compared_with_the_rest_of_the_settled_text() -> None:
     rest = [replace(p, shown=p.shown[8:], typed=8) if p.accepted else p for p in places()]
     alone = [replace(p, settled=p.settled[p.typed :], typed=0) for p in rest]
@@ -139,8 +151,8 @@ def test_a_group_has_a_row_for_each_text_and_one_for_silence() -> None:
     assert len(drawn.actions) == 3 * GROUPS.places and drawn.error and not drawn.reason
     silence, right, wrong = drawn.actions[:3]
     assert [one.kind for one in drawn.actions[:3]] == ["silence", "drawn", "drawn"]
-    assert (silence.share, right.share, wrong.share) == (pytest.approx(0.1), 0.25, 0.5), "the draw of silence is its row's"
-    assert (silence.sample.token_ids, silence.sample.temperature, silence.sample.reward) == ((END,), 1.0, SILENCE)
+    assert (silence.share, right.share, wrong.share) == (0.25, 0.25, 0.5), "the draw of silence is its row's"
+    assert (silence.sample.token_ids, silence.sample.temperature, silence.sample.reward) == ((END,), 0.8, SILENCE)
     assert right.sample.reward > silence.sample.reward > wrong.sample.reward
     for one in drawn.actions:
         assert (one.sample.outcome, one.sample.policy_version) == ("judged", "7")
@@ -149,6 +161,31 @@ def test_a_group_has_a_row_for_each_text_and_one_for_silence() -> None:
     assert [(one.kind, one.share, one.action.blank) for one in without.actions[:3]] == [
         ("drawn", 0.25, False), ("drawn", 0.5, False), ("drawn", 0.25, True)
     ]  # fmt: skip
+
+
+def test_at_temperature_1_silence_has_its_probability_in_place_of_its_draws() -> None:
+    silence, right, wrong = draw(places(), "7", sampler, AT_ONE, REWARD).actions[:3]
+    assert (silence.share, right.share, wrong.share) == (pytest.approx(0.1), 0.25, 0.5)
+    assert (silence.sample.token_ids, silence.sample.temperature, silence.sample.reward) == ((END,), 1.0, SILENCE)
+    assert silence.sample.logprobs == pytest.approx([math.log(0.1)])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 2.0])
+def test_at_another_temperature_the_shares_of_a_place_are_those_of_its_draws(temperature: float) -> None:
+    """The end token and one other are drawn, of logits log 0.4 and log 0.6: the temperature changes how often."""
+    size, scores = 1000, [one / temperature for one in (math.log(0.4), math.log(0.6))]
+    chance = math.exp(scores[0]) / sum(map(math.exp, scores))
+    quiet = round(size * chance)
+    end = SampledCompletion((1,), (END,), (math.log(chance),), "")
+    text = SampledCompletion((1,), (5,), (math.log(1 - chance),), "x")
+    group = DrawnGroup((1,), (end,) * quiet + (text,) * (size - quiet), END, math.log(0.4))
+    settings = Groups(places=1, size=size, temperature=temperature)
+    silence, drawn = actions_of(place(1, True), group, fitted(places()), REWARD, "7", settings)
+    assert silence.share == pytest.approx(chance, abs=0.001) and silence.share + drawn.share == pytest.approx(1)
+    assert {one.sample.temperature for one in (silence, drawn)} == {temperature}
+    assert silence.sample.logprobs == pytest.approx([math.log(chance)]), "what the trainer's ratio is taken from"
+    (alone,) = actions_of(place(1, True), replace(group, completions=(text,) * size), fitted(places()), REWARD, "7", settings)
+    assert alone.kind == "drawn", "silence that nothing drew is a member of the baseline alone"
 
 
 @pytest.mark.parametrize(("of_token", "of_silence"), [(math.nan, -1.0), (-math.inf, -1.0), (-0.5, math.nan)])
@@ -163,7 +200,7 @@ def test_a_log_probability_that_no_update_can_use_is_refused_before_the_seal(of_
 
 
 def test_a_place_at_which_silence_is_impossible_has_no_row_of_it_that_teaches() -> None:
-    drawn = draw(places(), "7", lambda asked: [replace(one, silence=-math.inf) for one in sampler(asked)], GROUPS, REWARD)
+    drawn = draw(places(), "7", lambda asked: [replace(one, silence=-math.inf) for one in sampler(asked)], AT_ONE, REWARD)
     found = decide([], [one.action for one in drawn.actions], {"r0"}, REWARD, ("written", "drawn"))
     assert {one.kind for one, advantage in zip(drawn.actions, found, strict=True) if advantage} == {"drawn"}
 

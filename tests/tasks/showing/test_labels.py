@@ -17,6 +17,7 @@ from tasks.showing.labels import (
     Compared,
     LabelledCompletion,
     kept_up_to,
+    label_of,
     labelled_completions,
     tokens_of,
     weighed,
@@ -108,6 +109,26 @@ def test_without_settled_text_only_what_was_shown_has_a_label(fields: dict[str, 
     (row,) = got.values()
     np.testing.assert_array_equal(row.kept, [*[N] * 7, last, N])
     assert row.accepted is (last == 1.0)
+
+
+def test_of_an_accepted_text_that_was_undone_nothing_is_kept() -> None:
+    """Its place is empty, so that there is no settled text; the reward is that of a text of which nothing is kept, too."""
+    served = asked()
+    for outcome, kept in (("accepted", 8), ("rejected", 0)):
+        sent = feedback(prefix=served.prefix, suffix=served.suffix, accepted_characters=kept, outcome=outcome)
+        (row,) = found([served, behind(text="")], [sent]).values()
+        np.testing.assert_array_equal(row.kept, [*[N] * 7, 0.0, N])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kept", "label"),
+    [
+        *(("accepted", None, 1.0), ("accepted", 0, 0.0), ("accepted", 6, 0.75), ("accepted", 9, 1.0)),
+        *(("rejected", None, 0.0), ("rejected", 6, 0.0), ("partially_accepted", 6, N), (None, 6, N)),
+    ],
+)
+def test_the_label_of_an_answer_is_the_share_that_still_stands(outcome: str | None, kept: int | None, label: float) -> None:
+    np.testing.assert_equal(label_of(outcome, kept, 8), label)
 
 
 @pytest.mark.parametrize(("written", "rest", "verdict"), [("foo(bar)\n    one", " = 1", None), ("foo(1)\n    one", " = 1", True)])

@@ -15,7 +15,7 @@ from transformers import Qwen2ForCausalLM
 from evals.base_model.pretrain import BatchSize, Schedule, train
 from infra.records import Sample
 from infra.settings.schema import Reward
-from tasks.rewards.actions import Action, advantages, decide
+from tasks.rewards.actions import Action, Kind, advantages, decide
 from tasks.trainer.model.convert import full_weights
 from tasks.trainer.model.process_group import Parallel
 from tasks.trainer.model.trained_model import Optimization, TrainedModel
@@ -72,7 +72,8 @@ def check_bandit(directory: Path, parallel: Parallel, group: int = 1) -> dict[st
         reward = [float(token == prompt[-1]) for token, prompt in zip(tokens[:, 0].tolist(), prompts, strict=True)]
         rewards.append(math.fsum(reward) / len(reward))
         names = [str(number // group) for number in range(128)]
-        grouped = advantages([Action(name, "drawn", value, 1 / group) for name, value in zip(names, reward, strict=True)])
+        kind: Kind = "drawn" if group > 1 else "served"
+        grouped = advantages([Action(name, kind, value, 1 / group) for name, value in zip(names, reward, strict=True)])
         rows = [
             _bandit_sample(prompt, token, logprob, advantage).model_copy(
                 update={"completion_id": f"{name}/drawn-{number}", "outcome": "judged"} if group > 1 else {}

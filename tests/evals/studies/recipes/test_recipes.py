@@ -139,11 +139,20 @@ def test_the_tokens_of_a_sample_are_those_whose_text_was_shown(shown: str, serve
     assert tokens_shown(replace(REQUEST, shown=shown, served=served)) == tokens
 
 
-@pytest.mark.parametrize(("shown", "kept"), [("abcdef", [None, 1, None]), ("abc", [1, None, None]), ("bc", [1, None, None])])
-def test_the_label_of_an_answer_is_that_of_the_last_token_with_text_as_in_a_cycle(shown: str, kept: list[int | None]) -> None:
-    request = replace(REQUEST, outcome="accepted", shown=shown)
+@pytest.mark.parametrize(
+    ("shown", "there", "kept"),
+    [
+        *(("abcdef", None, [None, 1, None]), ("abc", None, [1, None, None]), ("bc", None, [1, None, None])),
+        ("abcdef", "", [None, 0, None]),  # undone
+    ],
+)
+def test_the_label_of_an_answer_is_that_of_the_last_token_with_text_as_in_a_cycle(
+    shown: str, there: str | None, kept: list[int | None]
+) -> None:
+    request = replace(REQUEST, outcome="accepted", shown=shown, there=there)
     row = dict(
         **{"token_ends": request.ends, "text": request.text, "held_back": "", "settled": None, "extent": request.extent},
+        **{"shown_characters": len(shown), "kept_characters": request.kept},
         **{"outcome": "accepted", "chance": None, "audited": False, "prefix": "p", "suffix": "s", "language": ""},
         **{"user_acceptance": None, "project_acceptance": None, "temperature": 0.1, "logprobs": request.logprobs},
     )
