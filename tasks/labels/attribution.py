@@ -113,14 +113,18 @@ def _typed() -> pl.Expr:
 
 
 def _by_id(impressions: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
-    """Match by completion id. Such a client may send no place, but the shown text must still be part of the completion."""
-    pairs = _with_same_start(impressions.rename({"completion_id": "served"}).join(served, on=["served", *WHO]))
-    size, shown = pl.col("text").str.len_chars(), pl.col("shown").str.len_chars()
+    """Match by completion id. Without a place, the shown text must begin the completion, or end it after a part was typed."""
+    visible = pl.col("shown").str.head(_seen(pl.col("shown")))  # editors add blanks at the end, and remove them
+    impressions = impressions.rename({"completion_id": "served"}).with_columns(shown=visible)
+    pairs = _with_same_start(impressions.join(served, on=["served", *WHO]))
+    text, shown = pl.col("text"), pl.col("shown").str.len_chars()
+    size, trimmed = text.str.len_chars(), text.str.strip_chars_end(BLANKS)
     of_place = (shown > 0) & (pl.col("suffix") == pl.col("served_suffix")) & _begins()
-    alone = pl.col("prefix") == ""
-    begun = (pl.col("text"), pl.col("text").str.strip_chars_start(BLANKS))  # editors remove blanks at the start
-    of_text = [pl.when(alone & t.str.starts_with(pl.col("shown"))).then(size - t.str.len_chars() + shown) for t in begun]
-    extent = pl.coalesce(pl.when(of_place).then(_extent(_typed())), pl.when(alone & (shown == 0)).then(size), *of_text)
+    starts = (text, text.str.strip_chars_start(BLANKS))  # at the start too
+    begun = [pl.when(t.str.starts_with(pl.col("shown"))).then(size - t.str.len_chars() + shown) for t in starts]
+    rest = pl.when(trimmed.str.ends_with(pl.col("shown"))).then(trimmed.str.len_chars())
+    of_text = pl.when(pl.col("prefix") == "").then(pl.coalesce(pl.when(shown == 0).then(size), *begun, rest))
+    extent = pl.coalesce(pl.when(of_place).then(_extent(_typed())), of_text)
     return pairs.with_columns(extent=extent.cast(pl.Int64)).drop_nulls("extent")
 
 

@@ -108,9 +108,12 @@ def preferred(event: Feedback) -> float:
 def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, int] | None:
     """Return the extent and the number of shown characters, if the event matches the completion."""
     newline = {"\n": ""}
-    if event.shown and newline.get(c.suffix, c.suffix) == newline.get(event.suffix, event.suffix):
-        selected = [n for n in range(4, len(event.shown)) if event.shown[:n].strip() and event.prefix.endswith(event.shown[:n])]
-        for shown in (event.shown, *([] if has_id else [event.shown[n:] for n in selected[-1:]])):
+    whole = event.shown
+    if has_id:  # editors add and remove blanks at the end
+        whole = event.shown.rstrip() or event.shown
+    if whole and newline.get(c.suffix, c.suffix) == newline.get(event.suffix, event.suffix):
+        selected = [n for n in range(4, len(whole)) if whole[:n].strip() and event.prefix.endswith(whole[:n])]
+        for shown in (whole, *([] if has_id else [whole[n:] for n in selected[-1:]])):
             for typed in range(len(event.prefix) + 1):
                 before, after = event.prefix[: len(event.prefix) - typed], event.prefix[len(event.prefix) - typed :]
                 if before != c.prefix:
@@ -118,11 +121,13 @@ def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, in
                 for spaces in range(3):
                     if c.text[: len(after) + spaces + len(shown)] == after + " " * spaces + shown:
                         return len(after) + spaces + len(shown), len(shown)
-    if has_id and not event.prefix and not event.shown:
+    if has_id and not event.prefix and not whole:
         return len(c.text), len(c.text)
     for start in (c.text, c.text.lstrip()) if has_id and not event.prefix else ():  # editors remove blanks at the start
-        if start.startswith(event.shown):
-            return len(c.text) - len(start) + len(event.shown), len(event.shown)
+        if start.startswith(whole):
+            return len(c.text) - len(start) + len(whole), len(whole)
+    if has_id and not event.prefix and c.text.rstrip().endswith(whole):  # a part was typed, and the rest shown
+        return len(c.text.rstrip()), len(whole)
     return None
 
 
