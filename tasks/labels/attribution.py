@@ -206,8 +206,10 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     seen = _seen(shown)
     pairs = pairs.with_columns(shown_text=shown.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
     reported = pl.col("reported")
-    line = pl.col("shown_text").str.split("\n").list.first().str.len_chars().cast(pl.Int64)
-    part = pl.coalesce("accepted_characters", pl.when(reported == "retained").then(length).otherwise(line))
+    lines = pl.when(pl.col("lines").is_not_null()).then("shown_text").str.split("\n")
+    words = pl.col("rest") & (pl.col("lines") >= lines.list.len())  # the lines were accepted, and something is left
+    by_line = lines.list.head(pl.when(words).then(1).otherwise("lines")).list.join("\n").str.len_chars().cast(pl.Int64)
+    part = pl.coalesce("accepted_characters", by_line, length)
     part = pl.when(reported.is_in(["partially_accepted", "retained"])).then(pl.min_horizontal(part, length)).otherwise(0)
     pairs = pairs.with_columns(taken_characters=pl.when(reported == "accepted").then(length).otherwise(part))
     later = pairs.filter(reported == "retained").select("row_number", "shown_text", "taken_characters", "retained")
