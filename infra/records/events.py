@@ -38,7 +38,8 @@ class Completion(Record):
     language: str = ""
     """Language of the code, as named by the request (infra/model/language.py); empty if the request does not name it."""
     file: str = ""
-    """Keyed hash of the file's path within the project, where the client sends a path; the path itself is never stored."""
+    """Keyed hash of the file's path within the project, where the client sends a path, and of its repository, where it sends one
+    (Tabby); the path itself is never stored."""
     prompt_token_ids: tuple[int, ...]
     """Token ids of the prompt sent to the engine, FIM tokens included."""
     token_ids: tuple[int, ...]

@@ -32,7 +32,7 @@ BROKEN = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 LENGTHS: dict[Level, float] = {"hour": HOUR, "day": DAY}
 INPUTS = ".inputs.parquet"
 NAME = re.compile(r"/(?P<level>hour|day)/(?P<begin>\d{4}-\d\d-\d\dT\d\d)-(?P<number>\d{6})-(?P<digest>[0-9a-f]{16})\.parquet$")
-RELEASE = f"release-6-{pl.__version__}"
+RELEASE = f"release-7-{pl.__version__}"
 """Number of the columns and of their meaning, and of the library whose hashes the inputs hold: hours of another release are made
 again, beside them."""
 ABOUT = "tabloop.counted"

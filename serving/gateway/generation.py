@@ -36,7 +36,8 @@ class CompletionRequest:
     language: str = ""
     """Language of the code (infra/model/language.py); empty if the request does not name it."""
     path: str = ""
-    """Path of the file, as sent; never recorded. Empty if the request does not name it."""
+    """Path of the file, as sent, behind its repository where the request names one; never recorded. Empty if the request does not
+    name it."""
 
 
 NOT_READY = "no engine is ready; try again"

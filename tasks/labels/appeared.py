@@ -5,6 +5,9 @@ written since the last one, or stood outside the text that was sent. They were w
 earlier request showed with something else at that side. If more of them appeared since the last request than a developer types
 between two completions, they are all pasted.
 
+Files without a name share one history. Where most of the lines that a request shows are new to it, they are another file's, and
+none of them counts as pasted.
+
 A request shows nearly what the last one of its file showed. Where it begins with the same lines, these are not read again.
 """
 
@@ -21,6 +24,9 @@ ANCHOR = 80
 """Characters at the begin of a request by which its begin is looked for in the last one."""
 BESIDE = 2
 """Lines above new ones by which these are known."""
+OTHER_FILE = 2 / 3
+"""Share of a request's lines above which new ones are of another file, where files have no names. With a half, more pastes are
+missed; with four fifths, more files that begin alike count as pasted."""
 
 
 @dataclass
@@ -41,18 +47,25 @@ class FileHistory:
     last: str = ""
     """The whole lines that the last request showed, from a line end to the last one."""
 
-    def observe(self, prefix: str, suffix: str, most: int) -> None:
-        """Add a request; `most`: characters that may appear between two requests."""
+    def observe(self, prefix: str, suffix: str, most: int, *, named: bool = True) -> None:
+        """Add a request.
+
+        Args:
+            most: characters that may appear between two requests.
+            named: whether all requests are of one file.
+        """
         text = prefix + suffix
         # The first line may begin, and the last one end, where the text that was sent is cut.
         shown = text[text.find("\n") : text.rfind("\n") + 1]
-        lines = [stripped for line in shown[self._read(shown) :].split("\n") if (stripped := line.strip())]
+        lines = _lines(shown[self._read(shown) :])
         self.last = shown
         if not suffix.strip():
             lines.append(END)
         known = list(map(hash, lines))
         if new := set(known).difference(self.behind):
-            if self.behind and sum(len(line) for line, number in zip(lines, known, strict=True) if number in new) > most:
+            fresh = [line for line, number in zip(lines, known, strict=True) if number in new]
+            much = self.behind and sum(map(len, fresh)) > most
+            if much and (named or len(fresh) <= OTHER_FILE * len(_lines(shown))):
                 written = self._written(known, new)
                 if sum(len(lines[at]) for at in written) > most:
                     self.pasted.update(known[at] for at in written)
@@ -109,5 +122,10 @@ class Histories:
     def pasted(self, file: tuple[str, str, str], prefix: str, suffix: str, most: int) -> set[int]:
         """Add a request of (project, user, file name); return the hashes of the file's lines that are pasted."""
         history = self._files[file]
-        history.observe(prefix, suffix, most)
+        history.observe(prefix, suffix, most, named=file[-1] != "")
         return history.pasted
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text without the blanks around them; blank lines are left out."""
+    return [stripped for line in text.split("\n") if (stripped := line.strip())]

@@ -9,9 +9,6 @@ infra/docs/how/labels.md, "The join"):
 Serving keeps only the end of a long prefix (infra/redaction/texts.py). It begins at the same place of the file for request and
 event, or, where the text typed between them crossed a step, at a later one for the event: then the request's is cut to the same.
 
-With a name selected in the list of suggestions, Continue requests a completion as if the name were in the file, and repeats the
-name in the shown text: the prefix ends with it and the shown text begins with it.
-
     feedback -- merge --> impressions; completions x impressions -- match --> matches; completions x matches -- label --> labels
 
 Every function accepts a part of the events (tasks/labels/pipeline.py), as long as an impression comes with all of its events
@@ -31,6 +28,7 @@ from tasks.labels import hindsight
 from tasks.labels.impressions import REPORTED, WHO, merge
 from tasks.labels.normal_lines import normal_completions
 from tasks.labels.reports import REPORTED_COLUMNS, REPORTS, with_reports
+from tasks.labels.selected_names import with_completed
 from tasks.labels.unreported import by_own_rules, unreported, with_rules
 
 CLOCK_SLACK_SECONDS = 1.0
@@ -38,8 +36,6 @@ CLOCK_SLACK_SECONDS = 1.0
 TRIMMED_SPACES = ("", " ", "  ")
 """Spaces that Continue removes in front of a completion: one where the prefix ends in one, and before 0.8.60 one more of
 Qwen's."""
-LEAST_SELECTED, MOST_SELECTED = 4, 200
-"""Characters of a name selected in the list of suggestions; Continue sends one only after four characters of it are typed."""
 SHARED_PREFIX = CUT_STEP
 """Characters at the start of an event's kept prefix that the kept prefix of its request must contain, where they begin at
 different places of the file."""
@@ -85,7 +81,7 @@ def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: fl
     )
     numbered = impressions.with_columns(suffix=_suffix()).with_row_index("row_number")
     by_id = _by_id(numbered.filter(pl.col("completion_id") != ""), served)
-    unnamed = _selected(numbered.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
+    unnamed = with_completed(numbered.filter((pl.col("completion_id") == "") & (pl.col("shown") != "")))
     at_the_place = _at_the_place(unnamed, served, join_seconds)
     reused = _reused(unnamed.join(at_the_place, on="row_number", how="anti"), served, join_seconds)
     columns = ["served", "served_time", "text", "crlf", "extent", *(c for c in numbered.columns if c != "completion_id")]
@@ -95,23 +91,6 @@ def match(completions: pl.DataFrame, impressions: pl.DataFrame, join_seconds: fl
 def _suffix() -> pl.Expr:
     """Continue sends a newline in place of an empty suffix."""
     return pl.when(pl.col("suffix") == "\n").then(pl.lit("")).otherwise("suffix")
-
-
-def _selected(impressions: pl.DataFrame) -> pl.DataFrame:
-    """Add `completed`: the shown text after a selected name that the prefix also ends with; null without such a name."""
-    ends = pl.col("prefix").str.slice(-MOST_SELECTED)
-    first = pl.col("shown").str.slice(0, LEAST_SELECTED)
-    likely = (pl.col("shown").str.len_chars() > LEAST_SELECTED) & ends.str.contains(first, literal=True)
-    near = impressions.filter(likely).select("row_number", "prefix", "shown")
-    completed = [after_selected(prefix, shown) for _, prefix, shown in near.iter_rows()]
-    texts = near.select("row_number", completed=pl.Series(completed, dtype=pl.String))
-    return impressions.join(texts, on="row_number", how="left")
-
-
-def after_selected(prefix: str, shown: str) -> str | None:
-    """Return the shown text after its longest start, neither blank nor all of it, that the prefix ends with; None without one."""
-    lengths = range(min(len(shown) - 1, MOST_SELECTED), LEAST_SELECTED - 1, -1)
-    return next((shown[n:] for n in lengths if shown[:n].strip() and prefix.endswith(shown[:n])), None)
 
 
 def _with_extent(pairs: pl.DataFrame, typed: pl.Expr) -> pl.DataFrame:
@@ -134,14 +113,18 @@ def _typed() -> pl.Expr:
 
 
 def _by_id(impressions: pl.DataFrame, served: pl.DataFrame) -> pl.DataFrame:
-    """Match by completion id. Such a client may send no place, but the shown text must still be part of the completion."""
-    pairs = _with_same_start(impressions.rename({"completion_id": "served"}).join(served, on=["served", *WHO]))
-    size, shown = pl.col("text").str.len_chars(), pl.col("shown").str.len_chars()
+    """Match by completion id. Without a place, the shown text must begin the completion, or end it after a part was typed."""
+    visible = pl.col("shown").str.head(_seen(pl.col("shown")))  # editors add blanks at the end, and remove them
+    impressions = impressions.rename({"completion_id": "served"}).with_columns(shown=visible)
+    pairs = _with_same_start(impressions.join(served, on=["served", *WHO]))
+    text, shown = pl.col("text"), pl.col("shown").str.len_chars()
+    size, trimmed = text.str.len_chars(), text.str.strip_chars_end(BLANKS)
     of_place = (shown > 0) & (pl.col("suffix") == pl.col("served_suffix")) & _begins()
-    alone = pl.col("prefix") == ""
-    begun = (pl.col("text"), pl.col("text").str.strip_chars_start(BLANKS))  # editors remove blanks at the start
-    of_text = [pl.when(alone & t.str.starts_with(pl.col("shown"))).then(size - t.str.len_chars() + shown) for t in begun]
-    extent = pl.coalesce(pl.when(of_place).then(_extent(_typed())), pl.when(alone & (shown == 0)).then(size), *of_text)
+    starts = (text, text.str.strip_chars_start(BLANKS))  # at the start too
+    begun = [pl.when(t.str.starts_with(pl.col("shown"))).then(size - t.str.len_chars() + shown) for t in starts]
+    rest = pl.when(trimmed.str.ends_with(pl.col("shown"))).then(trimmed.str.len_chars())
+    of_text = pl.when(pl.col("prefix") == "").then(pl.coalesce(pl.when(shown == 0).then(size), *begun, rest))
+    extent = pl.coalesce(pl.when(of_place).then(_extent(_typed())), of_text)
     return pairs.with_columns(extent=extent.cast(pl.Int64)).drop_nulls("extent")
 
 
@@ -223,8 +206,10 @@ def _labelled(pairs: pl.DataFrame) -> pl.DataFrame:
     seen = _seen(shown)
     pairs = pairs.with_columns(shown_text=shown.str.head(seen), extent=pl.col("extent") - length + seen, shown_characters=seen)
     reported = pl.col("reported")
-    line = pl.col("shown_text").str.split("\n").list.first().str.len_chars().cast(pl.Int64)
-    part = pl.coalesce("accepted_characters", pl.when(reported == "retained").then(length).otherwise(line))
+    lines = pl.when(pl.col("lines").is_not_null()).then("shown_text").str.split("\n")
+    words = pl.col("rest") & (pl.col("lines") >= lines.list.len())  # the lines were accepted, and something is left
+    by_line = lines.list.head(pl.when(words).then(1).otherwise("lines")).list.join("\n").str.len_chars().cast(pl.Int64)
+    part = pl.coalesce("accepted_characters", by_line, length)
     part = pl.when(reported.is_in(["partially_accepted", "retained"])).then(pl.min_horizontal(part, length)).otherwise(0)
     pairs = pairs.with_columns(taken_characters=pl.when(reported == "accepted").then(length).otherwise(part))
     later = pairs.filter(reported == "retained").select("row_number", "shown_text", "taken_characters", "retained")

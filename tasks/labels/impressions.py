@@ -28,7 +28,7 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
     """Return one row per impression: its strongest outcome, the time of its first event, and the place that an event names.
 
     Of several partial accepts the longest counts, of several retained texts the latest. Lines of the texts end in LF
-    (normal_lines.py).
+    (normal_lines.py). `lines` and `rest` say how much was accepted without a number (_with_lines).
     """
     key = [*WHO, "impression"]
     part = pl.when(pl.col("outcome") == "partially_accepted").then("accepted_characters").fill_null(0)
@@ -60,4 +60,21 @@ def merge(feedback: pl.DataFrame) -> pl.DataFrame:
     named = strongest.filter(pl.col("completion_id") != "").sort("time", "id")
     impressions = impressions.join(latest_report(strongest, key), on=key, how="left")
     impressions = impressions.update(places.group_by(key).agg(pl.col("prefix", "suffix", "shown").first()), on=key)
-    return impressions.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key)
+    return _with_lines(impressions.update(named.group_by(key).agg(pl.col("completion_id").first()), on=key))
+
+
+def _with_lines(impressions: pl.DataFrame) -> pl.DataFrame:
+    """Add `lines` and `rest`, for partial accepts without a number; `lines` is null for other impressions.
+
+    Each accepts the next line of its completion, whose rest then has an impression of its own. `lines`: such impressions of the
+    completion; `rest`: whether it has an impression after the last of them.
+    """
+    completion, time = [*WHO, "completion_id"], pl.col("time")
+    unnumbered = (pl.col("outcome") == "partially_accepted") & pl.col("accepted_characters").is_null()
+    accepts = impressions.filter(unnumbered, pl.col("completion_id") != "").group_by(completion)
+    counted = accepts.agg(lines=pl.len().cast(pl.Int64), last=time.max())
+    of_completion = impressions.join(counted, on=completion).group_by(completion)
+    found = impressions.join(
+        of_completion.agg(pl.col("lines").first(), rest=(time > pl.col("last")).any()), on=completion, how="left"
+    )
+    return found.with_columns(lines=pl.when(unnumbered).then(pl.col("lines").fill_null(1)))

@@ -26,7 +26,7 @@ from serving.gateway.errors import BadRequest
 from serving.gateway.generation import NOT_READY, CompletionRequest, Generation, Unavailable
 from serving.gateway.openapi import SECURITY, TEXT, USER, answer_schema, answers, object_schema, optional
 
-SEGMENTS = object_schema(("prefix",), prefix=TEXT, suffix=optional(TEXT), filepath=optional(TEXT))
+SEGMENTS = object_schema(("prefix",), prefix=TEXT, suffix=optional(TEXT), filepath=optional(TEXT), git_url=optional(TEXT))
 SCHEMA = object_schema(("segments",), segments=SEGMENTS, language=optional(TEXT), user=USER)
 
 CHOICE = answer_schema(("index", "text"), index={"const": 0}, text=TEXT)
@@ -54,8 +54,15 @@ def parse(body: Fields, model: ServedModel) -> ParsedCompletion | Response:
     prefix = read_text(segments, "prefix", "segments.prefix")
     suffix = read_text(segments, "suffix", "segments.suffix", optional=True)
     path = read_text(segments, "filepath", "segments.filepath", optional=True)
+    repository = _repository(read_text(segments, "git_url", "segments.git_url", optional=True))
     name = read_text(body, "language", optional=True)
-    return ParsedCompletion(CompletionRequest(prefix, suffix, language=language(path, name), path=path), _body)
+    file = f"{repository}\0{path}" if path and repository else path  # the path begins at the root of its repository
+    return ParsedCompletion(CompletionRequest(prefix, suffix, language=language(path, name), path=file), _body)
+
+
+def _repository(url: str) -> str:
+    """Return host and path of a repository from the address that it was cloned from, the same for SSH and HTTPS, without user."""
+    return url.rpartition("://")[2].rpartition("@")[2].rstrip("/").removesuffix(".git").replace(":", "/")
 
 
 def _body(generation: Generation) -> dict[str, Any]:

@@ -297,6 +297,8 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
         best = group[order.index(max(order))]
         with_text = [e for e in group if e.shown] or group
         event = best if best.shown else max(with_text, key=lambda e: (RANK[e.outcome], -e.time, e.id))
+        if named:  # editors add and remove blanks at the end
+            event = event.model_copy(update={"shown": event.shown.rstrip() or event.shown})
         candidates = []
         for c in completions:
             typed = event.prefix[len(c.prefix) :]
@@ -313,8 +315,9 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
             starts = (c.text, c.text.lstrip())  # editors remove blanks at the start
             begins = [len(c.text) - len(start) for start in starts if not event.prefix and start.startswith(event.shown)]
             whole = [] if event.shown else [len(c.text)]
-            ends = [*(places if same else ()), *whole, *(at + len(event.shown) for at in begins)]
-            if (by_id and (same or begins)) if named else (same and in_time):
+            rest = [len(c.text.rstrip())] if not event.prefix and c.text.rstrip().endswith(event.shown) else []
+            ends = [*(places if same else ()), *whole, *(at + len(event.shown) for at in begins), *rest]
+            if (by_id and (same or begins or rest)) if named else (same and in_time):
                 candidates.append((c.prefix == event.prefix, c.time, c.id, ends[0], c))
         if candidates:
             *_, extent, chosen = max(candidates)
@@ -350,3 +353,32 @@ def reference_outcomes(completions: list[Completion], events: list[Feedback]) ->
 def test_an_event_with_an_id_may_lack_the_blanks_at_the_start(text: str) -> None:
     found = only([completion(text=text)], [feedback(completion_id="c", prefix="", suffix="", shown="foo(bar)")])
     assert found.label is not None and (found.label.extent, found.label.accepted_characters) == (len(text), 8)
+
+
+@pytest.mark.parametrize(
+    ("shown", "label"),
+    [
+        ("bar)", Label("accepted", 4, 8, 4)),
+        ("bar)\n", Label("accepted", 4, 8, 4)),
+        ("foo(bar)\n", Label("accepted", 8, 8, 8)),
+        ("foo(\n", Label("accepted", 4, 4, 4)),
+        (")", Label("accepted", 1, 8, 1)),
+        ("bar", None),
+        ("\n", None),
+        ("made up", None),
+    ],
+)
+@pytest.mark.parametrize("text", ["foo(bar)", "foo(bar)\n  "])
+def test_an_event_with_an_id_may_have_the_rest_that_was_shown_after_a_part_was_typed(
+    text: str, shown: str, label: Label | None
+) -> None:
+    event = feedback(completion_id="c", prefix="", suffix="", shown=shown)
+    result = join([completion(text=text), completion("d", text=text)], [event], SECONDS)
+    assert [j.label for j in result.joined] == [label, None]
+    assert result.orphans == (label is None)
+
+
+@pytest.mark.parametrize(("outcome", "accepted"), [("rejected", 0), ("partially_accepted", 3), ("shown", None)])
+def test_a_rest_has_its_own_outcome_and_length(outcome: str, accepted: int | None) -> None:
+    event = feedback(completion_id="c", prefix="", suffix="", shown="bar)", outcome=outcome, accepted_characters=accepted)
+    assert only([completion()], [event]).label == (None if accepted is None else Label(outcome, 4, 8, accepted))

@@ -17,6 +17,7 @@ from tests.tasks.rows import join
 
 SECONDS = 60.0
 CLOCK_TOLERANCE_SECONDS = 1.0
+OUTCOMES = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
 WholeLabel = tuple[str, int, int, int] | None
 """Outcome, shown characters, extent and accepted characters; None without a label."""
 
@@ -39,13 +40,11 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
     for group in sorted(impressions, key=lambda group: group[0].id):
         # The strongest outcome of an impression counts, in this order, the larger of two partial accepts, and the later text that
         # is retained.
-        outcomes = ("shown", "rejected", "partially_accepted", "accepted", "retained", "thumbs_down")
-        strength = {outcome: number for number, outcome in enumerate(outcomes)}
-        strongest = sorted(group, key=lambda e: (strength[e.outcome], part_of(e), preferred(e), e.id))[-1]
+        strongest = strongest_of(group)
         # A later event with an id may come without text.
         with_text = strongest
         if not strongest.shown:
-            with_text = sorted(group, key=lambda e: (e.shown != "", strength[e.outcome], -e.time, e.id))[-1]
+            with_text = sorted(group, key=lambda e: (e.shown != "", OUTCOMES.index(e.outcome), -e.time, e.id))[-1]
         first_time = min(e.time for e in group)
         ids = [e.completion_id for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id][:1]
         candidates = []
@@ -71,7 +70,8 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
             accepted = len(text)
         elif outcome == "partially_accepted":
             counted = strongest.accepted_characters
-            accepted = len(text.split("\n")[0]) if counted is None else min(counted, len(text))
+            lines = text.split("\n")[: lines_of(group, impressions, text)] if counted is None else [text[:counted]]
+            accepted = len("\n".join(lines))
         elif outcome == "retained":
             # All of it was accepted, unless the longest of partial accepts alone says how much.
             parts = sorted((e for e in group if e.outcome == "partially_accepted"), key=lambda e: (part_of(e), -e.time, e.id))
@@ -84,7 +84,9 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         label = (outcome, len(text), extent, accepted)
         cached = any(e.cache_hit for e in group)
         longest = accepted if strongest.outcome == "partially_accepted" else 0
-        matches[chosen].append((strength[strongest.outcome], extent, longest, first_time, strongest.client_id, label, cached))
+        matches[chosen].append(
+            (OUTCOMES.index(strongest.outcome), extent, longest, first_time, strongest.client_id, label, cached)
+        )
 
     labels: dict[str, WholeLabel] = {}
     from_cache: set[str] = set()
@@ -95,6 +97,35 @@ def reference(completions: Sequence[Completion], events: Sequence[Feedback]) -> 
         if judgements and not uncached:
             from_cache.add(name)
     return labels, from_cache, orphans
+
+
+def strongest_of(group: Sequence[Feedback]) -> Feedback:
+    return max(group, key=lambda e: (OUTCOMES.index(e.outcome), part_of(e), preferred(e), e.id))
+
+
+def lines_of(group: Sequence[Feedback], impressions: Sequence[Sequence[Feedback]], text: str) -> int:
+    """Return the lines that impressions without a number accept of a completion: one each. Of words, which editors report alike,
+    one at all: a rest of the completion is then shown after as many accepts as it has lines."""
+    own = named(group)
+    if not own:
+        return 1
+    others = [other for other in impressions if named(other) == own]
+    accepts = [
+        other for other in others if (e := strongest_of(other)).outcome == "partially_accepted" and e.accepted_characters is None
+    ]
+    last = max(first_time(accept) for accept in accepts)
+    rest = any(first_time(other) > last for other in others)
+    return 1 if rest and len(accepts) >= len(text.split("\n")) else len(accepts)
+
+
+def named(group: Sequence[Feedback]) -> tuple[str, str, str] | None:
+    """Return project, user and id of the completion that an impression names."""
+    ids = [(e.project, e.user, e.completion_id) for e in sorted(group, key=lambda e: (e.time, e.id)) if e.completion_id]
+    return ids[0] if ids else None
+
+
+def first_time(group: Sequence[Feedback]) -> float:
+    return min(e.time for e in group)
 
 
 def part_of(event: Feedback) -> int:
@@ -108,9 +139,12 @@ def preferred(event: Feedback) -> float:
 def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, int] | None:
     """Return the extent and the number of shown characters, if the event matches the completion."""
     newline = {"\n": ""}
-    if event.shown and newline.get(c.suffix, c.suffix) == newline.get(event.suffix, event.suffix):
-        selected = [n for n in range(4, len(event.shown)) if event.shown[:n].strip() and event.prefix.endswith(event.shown[:n])]
-        for shown in (event.shown, *([] if has_id else [event.shown[n:] for n in selected[-1:]])):
+    whole = event.shown
+    if has_id:  # editors add and remove blanks at the end
+        whole = event.shown.rstrip() or event.shown
+    if whole and newline.get(c.suffix, c.suffix) == newline.get(event.suffix, event.suffix):
+        selected = [n for n in range(4, len(whole)) if whole[:n].strip() and event.prefix.endswith(whole[:n])]
+        for shown in (whole, *([] if has_id else [whole[n:] for n in selected[-1:]])):
             for typed in range(len(event.prefix) + 1):
                 before, after = event.prefix[: len(event.prefix) - typed], event.prefix[len(event.prefix) - typed :]
                 if before != c.prefix:
@@ -118,11 +152,13 @@ def match_text(c: Completion, event: Feedback, *, has_id: bool) -> tuple[int, in
                 for spaces in range(3):
                     if c.text[: len(after) + spaces + len(shown)] == after + " " * spaces + shown:
                         return len(after) + spaces + len(shown), len(shown)
-    if has_id and not event.prefix and not event.shown:
+    if has_id and not event.prefix and not whole:
         return len(c.text), len(c.text)
     for start in (c.text, c.text.lstrip()) if has_id and not event.prefix else ():  # editors remove blanks at the start
-        if start.startswith(event.shown):
-            return len(c.text) - len(start) + len(event.shown), len(event.shown)
+        if start.startswith(whole):
+            return len(c.text) - len(start) + len(whole), len(whole)
+    if has_id and not event.prefix and c.text.rstrip().endswith(whole):  # a part was typed, and the rest shown
+        return len(c.text.rstrip()), len(whole)
     return None
 
 
@@ -135,7 +171,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
     for number in range(draw(st.integers(1, 5))):
         time += draw(st.sampled_from([0.0, 0.5, 20.0, 70.0]))
         user, suffix = draw(st.sampled_from("uuv")), draw(st.sampled_from(["", "\n", "s"]))
-        prefix, text = draw(st.text("ab ", max_size=2)), draw(st.text("ab ", max_size=4))
+        prefix, text = draw(st.text("ab ", max_size=2)), draw(st.text("ab \n", max_size=5))
         # The editor repeats a name selected in the suggestion list before the shown text; it may be too short to count.
         selected = draw(st.sampled_from(["", "", "", "name", "x.names", "nam"]))
         prefix += selected

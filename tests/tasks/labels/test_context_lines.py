@@ -112,11 +112,11 @@ def rests(prefix: str, pasted: Set[str]) -> set[str]:
     return {rest.strip() for _, rest, _ in context_lines.places(prefix, "", cursors)}
 
 
-def seen_as_pasted(*documents: tuple[str, str]) -> set[str]:
+def seen_as_pasted(*documents: tuple[str, str], file: str = "a.py") -> set[str]:
     histories = Histories()
     found: set[int] = set()
     for prefix, suffix in documents:
-        found = histories.pasted(("p", "u", "a.py"), prefix, suffix, MOST)
+        found = histories.pasted(("p", "u", file), prefix, suffix, MOST)
     return {line for document in documents for line in lines_of("".join(document)) if hash(line) in found}
 
 
@@ -152,6 +152,23 @@ def test_what_stood_before_the_first_request_or_outside_of_its_text_is_a_place()
     assert seen_as_pasted(*indented) == set(), "only the indentation changed"
 
 
+def test_another_file_without_a_name_is_no_paste() -> None:
+    """Zed and llama.vim name no file, and files of one project begin alike."""
+    head = "import os\nimport numpy as np\nimport pandas as pd\n\n"
+    one, two = (head + PASTE.replace("total", name).replace("compute", f"of_{name}") for name in ("first", "second"))
+    changed = two + "more = 1\n"
+    assert seen_as_pasted((one, ""), (two, ""), (changed, ""), (one, BELOW), (two, ""), file="") == set()
+    assert lines_of(two) - lines_of(one) <= seen_as_pasted((one, ""), (two, "")), "in a file with a name it is a paste"
+
+
+def test_a_paste_without_a_name_is_seen_beside_half_as_many_lines_of_the_file() -> None:
+    """Where it is more than two thirds of what is shown, it counts as another file."""
+    for lines, seen in ((12, True), (10, True), (8, False), (2, False)):
+        own = "\n" + "".join(f"own_{number} = {number}\n" for number in range(lines))
+        pasted = seen_as_pasted((own, "\n"), (own + PASTE, "\n"), file="")
+        assert pasted == (lines_of(PASTE) if seen else set())
+
+
 class Reference:
     """The lines of a file as `FileHistory` keeps them, read whole from every request."""
 
@@ -160,8 +177,9 @@ class Reference:
         self.pairs: set[tuple[str, str]] = set()
         self.pasted: set[str] = set()
 
-    def observe(self, prefix: str, suffix: str, most: int) -> None:
-        shown = [line.strip() for line in (prefix + suffix).split("\n")[1:-1] if line.strip()] + [""] * (not suffix.strip())
+    def observe(self, prefix: str, suffix: str, most: int, *, named: bool) -> None:
+        whole = [line.strip() for line in (prefix + suffix).split("\n")[1:-1] if line.strip()]
+        shown = whole + [""] * (not suffix.strip())
         above, below = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         written: list[str] = []
         for is_new, run in groupby(range(len(shown)), key=lambda at: shown[at] not in self.lines):
@@ -170,7 +188,8 @@ class Reference:
             before, behind = tuple(shown[max(first - 2, 0) : first]), tuple(shown[last + 1 : last + 3])
             stood = (before in self.pairs and before[-1] in above) or (behind in self.pairs and behind[0] in below)
             written += shown[first : last + 1] if is_new and stood else []
-        if sum(map(len, written)) > most:
+        of_another = not named and 3 * sum(line not in self.lines for line in shown) > 2 * len(whole)
+        if sum(map(len, written)) > most and not of_another:
             self.pasted |= set(written)
         self.lines |= set(shown)
         self.pairs |= set(pairwise(shown))
@@ -187,13 +206,14 @@ def test_a_history_is_that_of_reading_every_request_whole(
 ) -> None:
     """A document is edited at places; requests show a part of it around a cursor, at the edit or elsewhere."""
     history, reference, most = FileHistory(), Reference(), data.draw(st.sampled_from([0, 9, 90]))
+    named = data.draw(st.booleans())
     for at, gone, new, cursor, size in edits:
         document[at : at + gone] = new
         text = "\n".join(document)
         cursor = min(cursor, len(text))
         begin, end = (max(0, cursor - size), cursor + size) if size else (0, len(text))
         for one in (history, reference):
-            one.observe(text[begin:cursor], text[cursor:end], most)
+            one.observe(text[begin:cursor], text[cursor:end], most, named=named)
         pairs = {(one, other) for one, other in history.behind.items() if other is not None} | history.others
         assert history.pasted == set(map(hash, reference.pasted)) and set(history.behind) == set(map(hash, reference.lines))
         assert pairs == {(hash(one), hash(other)) for one, other in reference.pairs}

@@ -43,7 +43,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Completion], list[Feedback]]:
             time=draw(TIMES),
             user=draw(st.sampled_from("uv")),
             prefix=draw(st.sampled_from(["", "a", "ab"])),
-            text=draw(st.sampled_from(["b", "ab", " b", " "])),
+            text=draw(st.sampled_from(["b", "ab", " b", " ", "b\nb\na"])),
             finish_reason=draw(st.sampled_from(["stop", "length"])),
             total_ms=draw(st.sampled_from([9.0, 9_000.0, 25_000.0])),
         )

@@ -1,5 +1,7 @@
 """Tabby's completions and events."""
 
+import pytest
+
 from tests.serving.fakes import TEXT, House
 from tests.serving.helpers import INFILL
 
@@ -33,3 +35,44 @@ async def test_views_selections_and_dismissals_are_recorded(house: House) -> Non
     assert (await house.send_feedback("/v1/events?select_kind=line", body)).status_code == 200
     assert [row.outcome for row in house.rows("feedback")] == ["shown", "accepted", "rejected", "partially_accepted"]
     assert (await house.send_feedback("/v1/events", {**body, "type": "hover"})).status_code == 400
+
+
+FILE = {"prefix": "def f(", "suffix": "\n", "filepath": "src/server.ts"}
+ORDERS = "git@git.example:team/orders.git"
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"git_url": ORDERS}, True),
+        ({"git_url": "https://git.example/team/orders"}, True),
+        ({"git_url": "https://git.example/team/orders.git/"}, True),
+        ({"git_url": "https://ada:s3cret@git.example/team/orders.git"}, True),
+        ({"git_url": "ssh://git@git.example/team/orders.git"}, True),
+        ({"git_url": "git@git.example:team/billing.git"}, False),
+        ({"git_url": "git@git.example:other/orders.git"}, False),
+        ({"git_url": "git@other.example:team/orders.git"}, False),
+        ({"git_url": ORDERS, "filepath": "src/other.ts"}, False),
+        ({}, False),
+    ],
+)
+async def test_a_path_in_two_repositories_is_two_files(house: House, fields: dict[str, str], same: bool) -> None:
+    for segments in ({**FILE, "git_url": ORDERS}, {**FILE, **fields}):
+        assert (await house.complete(segments=segments)).status_code == 200
+    first, second = house.rows("completions")
+    assert (first.file == second.file) is same
+    assert first.language == second.language == "ts"
+    assert len(first.file) == len(second.file) == 32
+
+
+async def test_of_a_repository_nothing_but_the_hash_is_recorded(house: House) -> None:
+    for url in (None, "", "x" * 20_000, "\x00", "//", "@", ".git"):
+        assert (await house.complete(segments={**FILE, "git_url": url})).status_code == 200
+    await house.complete(segments={"prefix": "def f(", "git_url": ORDERS})
+    rows = house.rows("completions")
+    assert rows[-1].file == ""  # a repository is no file
+    assert len({row.file for row in rows}) == 4  # without a repository, the long one, the odd one and no file
+    assert all("orders" not in row.model_dump_json() and len(row.file) in (0, 32) for row in rows)
+    for url in (7, True, ["x"], {"url": "x"}):
+        response = await house.complete(segments={**FILE, "git_url": url})
+        assert response.status_code == 400 and "segments.git_url" in response.text
