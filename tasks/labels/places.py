@@ -161,11 +161,16 @@ class Place(NamedTuple):
 
     def instead(self, document: str) -> str | None:
         """Return what a document has between the lines above the place and its end, where the cursor's line was changed before
-        the place, or is gone; None where its end is not known."""
+        the place, or is gone; None where its end is not known. Where that line stands unchanged farther down, since others were
+        inserted above it, it is what stands behind its begin."""
         begin = document.find(self.before) + len(self.before)
         # The end may follow on the line end of the lines above.
         end = self.ending.find(document, begin - 1) if self.ending else None
-        return None if end is None else document[begin:end]
+        if end is None:
+            return None
+        _, above, line = self.anchor.rpartition("\n")
+        at = document.find(above + line, begin, end) if above and line.strip() else -1
+        return document[begin if at < 0 else at + len(above + line) : end]
 
     def _changed_before(self, document: str, cursor: int) -> bool:
         """Whether the lines above the place stand once before the later cursor although the anchor is gone."""
