@@ -17,7 +17,7 @@ import polars as pl
 
 from infra.model.kept_text import REACH, kept_of_part
 from infra.settings.schema import Hindsight
-from tasks.labels.documents import Documents
+from tasks.labels.documents import Documents, same_above
 from tasks.labels.normal_lines import normal_completions
 from tasks.labels.places import Missing, Place, View, agreed, place_of
 
@@ -139,7 +139,7 @@ class _Requests:
 
     @cached_property
     def shown(self) -> Documents:
-        """The documents that the requests show; needed only where one of two names no file."""
+        """The documents that the requests show, numbered only where one of two names no file."""
         return Documents(self.times, self.files, self.documents, self.cursors, self.hidden, self.settings.most_seconds)
 
     def settled(self) -> Iterator[tuple[str, Settled | Reason, int | None, str | None]]:
@@ -266,10 +266,21 @@ class _Views(NamedTuple):
         view = self.place.view(requests.documents[later], requests.cursors[later])
         if view == "not_shown":  # the documents need no comparison, which takes longer than the search for the place
             return view
-        same = bool(here and there) or requests.shown.same(self.at, later)
+        if here and there:
+            return view if view == "ambiguous" or self._same_above(later, view) else "not_shown"
+        same = requests.shown.same(self.at, later)
         if same is None:
             return "unknown_file" if isinstance(view, View) else "not_shown"
         return view if same else "not_shown"
+
+    def _same_above(self, later: int, view: View | Missing) -> bool:
+        """Whether the lines above the place are those of the request: windows of a file may show two places that are alike."""
+        requests, place = self.requests, self.place
+        document, there = requests.documents[self.at], requests.documents[later]
+        mark, cursor = place.anchor, requests.cursors[self.at]
+        if view == "prefix_changed":
+            mark, cursor = place.before, document.rfind("\n", 0, cursor) + 1
+        return same_above(document, cursor, there, there.find(mark), mark, requests.shown.requests.known)
 
 
 def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFrame:
