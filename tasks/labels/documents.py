@@ -237,6 +237,8 @@ class Documents:
     cursors: Sequence[int]
     hidden: Sequence[str]
     """Not empty where a request's text cannot be used."""
+    ahead: Sequence[bool]
+    """Whether a request shows a text that nobody may have written: none after it is compared with it."""
     seconds: float
     """Time between two requests of one document."""
 
@@ -258,7 +260,7 @@ class Documents:
         for at in range(len(self.times)):
             number = at if self.hidden[at] else self._before(at, latest)
             found.append(number)
-            if not self.hidden[at]:
+            if not (self.hidden[at] or self.ahead[at]):
                 latest.pop(number, None)
                 latest[number] = at
         return found
@@ -301,7 +303,8 @@ class Documents:
             own, others = self.numbers[at], set[int]()
             stop = bisect_right(self.times, self.times[at] + self.seconds, at)
             for later in range(at + 1, stop):
-                if (number := self.numbers[later]) != own and number not in others and not self.hidden[later]:
+                shown = not (self.hidden[later] or self.ahead[later])
+                if shown and (number := self.numbers[later]) != own and number not in others:
                     others.add(number)
                     if compare(self.requests[at], self.requests[later]) == "same":
                         break
