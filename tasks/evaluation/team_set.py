@@ -92,7 +92,7 @@ def files_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         own = list(group)
         times, names, ids = ([row[name] for row in own] for name in ("time", "file", "id"))
         texts, cursors = [row["prefix"] + row["suffix"] for row in own], [len(row["prefix"]) for row in own]
-        numbers = Documents(times, names, texts, cursors, [""] * len(own), math.inf).numbers
+        numbers = Documents(times, names, texts, cursors, [""] * len(own), [False] * len(own), math.inf).numbers
         first = [names[number] or ids[number] for number in numbers]
         files |= {id: name or shown for id, name, shown in zip(ids, names, first, strict=True)}
     return files

@@ -8,6 +8,8 @@ after it counts for neither.
 
 Whether two requests show the same document depends on these, and on those up to the end of the time in which the earlier one's
 settled text is looked for, so that the result is the same for any partitions (tasks/labels/partitions.py).
+
+Where the editor names the file, `same_above` distinguishes two of its places that are alike.
 """
 
 import re
@@ -31,6 +33,10 @@ LEAST_OWN = 12
 """Fewest characters of them that no other document has which the user showed in between."""
 MOST_GONE = 8
 """The lines in common for each line that is gone; with fewer the document is another one."""
+NEAR = 1_000
+"""Characters above a cursor by which its place is distinguished from another one of its file that is alike."""
+LEAST_ABOVE = 4
+"""Fewest lines of them above the text by which the place is found."""
 DOCUMENTS = 6
 """Latest documents with which a request is compared."""
 SHARED = re.compile(
@@ -169,6 +175,26 @@ def shows_again(document: str, cursor: int, later: str, later_cursor: int) -> bo
     return len(later) - at >= len(below) or bool(later[max(later.find("\n", later_cursor), later_cursor) :].strip())
 
 
+def same_above(document: str, cursor: int, later: str, at: int, mark: str, known: KnownLines) -> bool:
+    """Return whether the lines above a place are those above an earlier cursor, so that it is no other place that is alike.
+
+    The later request shows LEAST_ABOVE of them or all, and of the nearest ones not too many were changed.
+
+    Args:
+        cursor: of the earlier request, or the begin of its line.
+        at: where `mark`, the text right above the place, begins in the later request.
+        known: lines that were read before.
+    """
+    begin = at + len(mark)
+    if begin < cursor and later.count("\n", 0, at) < LEAST_ABOVE:
+        return False
+    above = document[max(0, cursor - min(begin, NEAR)) : cursor]
+    if later.endswith(above, 0, begin):
+        return True
+    there = later[max(0, begin - 2 * NEAR) : begin]  # lines may have been inserted
+    return compare(seen(above, len(above), known), seen(there, len(there), known)) != "other"
+
+
 def _tells_enough(text: str) -> bool:
     """Return whether the lines of a text are enough to recognise its document."""
     size, own = 0, set[str]()
@@ -211,6 +237,8 @@ class Documents:
     cursors: Sequence[int]
     hidden: Sequence[str]
     """Not empty where a request's text cannot be used."""
+    ahead: Sequence[bool]
+    """Whether a request shows a text that nobody may have written: none after it is compared with it."""
     seconds: float
     """Time between two requests of one document."""
 
@@ -232,7 +260,7 @@ class Documents:
         for at in range(len(self.times)):
             number = at if self.hidden[at] else self._before(at, latest)
             found.append(number)
-            if not self.hidden[at]:
+            if not (self.hidden[at] or self.ahead[at]):
                 latest.pop(number, None)
                 latest[number] = at
         return found
@@ -275,7 +303,8 @@ class Documents:
             own, others = self.numbers[at], set[int]()
             stop = bisect_right(self.times, self.times[at] + self.seconds, at)
             for later in range(at + 1, stop):
-                if (number := self.numbers[later]) != own and number not in others and not self.hidden[later]:
+                shown = not (self.hidden[later] or self.ahead[later])
+                if shown and (number := self.numbers[later]) != own and number not in others:
                     others.add(number)
                     if compare(self.requests[at], self.requests[later]) == "same":
                         break

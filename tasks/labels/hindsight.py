@@ -17,7 +17,8 @@ import polars as pl
 
 from infra.model.kept_text import REACH, kept_of_part
 from infra.settings.schema import Hindsight
-from tasks.labels.documents import Documents
+from tasks.labels.ahead import asked_ahead
+from tasks.labels.documents import Documents, same_above
 from tasks.labels.normal_lines import normal_completions
 from tasks.labels.places import Missing, Place, View, agreed, place_of
 
@@ -60,7 +61,7 @@ paste or an agent wrote the text, and it is no label. Nor is a reported text tha
 settled text is cut to as many characters, at the end of a line."""
 CHARACTERS_A_TOKEN = 4
 """Characters that a token has, for the limit of a completion."""
-NEEDED = ("id", "time", "project", "user", "file", "prefix", "suffix", "text", "max_tokens", "opted_out", "redacted")
+NEEDED = ("id", "time", "project", "user", "client", "file", "prefix", "suffix", "text", "max_tokens", "opted_out", "redacted")
 
 
 class Settled(NamedTuple):
@@ -116,7 +117,8 @@ def _columns(rows: pl.DataFrame) -> list[list[Any]]:
     hidden = pl.when("opted_out").then(pl.lit("opted_out")).when("redacted").then(pl.lit("redacted")).otherwise(pl.lit(""))
     document, cursor = (pl.col("prefix") + pl.col("suffix")).alias("document"), pl.col("prefix").str.len_chars().alias("cursor")
     size = pl.col("text").str.len_chars()
-    columns = rows.select("id", "time", "file", document, cursor, "max_tokens", size, hidden.alias("hidden"), "wanted")
+    fields = ("id", "time", "file", document, cursor, "max_tokens", size, hidden.alias("hidden"), "wanted")
+    columns = rows.select(*fields, ahead=asked_ahead(rows))
     return [column.to_list() for column in columns.iter_columns()]
 
 
@@ -136,11 +138,14 @@ class _Requests:
     hidden: Sequence[str]
     """Why a request's text cannot be used; empty if it can."""
     wanted: Sequence[bool]
+    ahead: Sequence[bool]
+    """Whether a request shows a text that nobody may have written (ahead.py)."""
 
     @cached_property
     def shown(self) -> Documents:
-        """The documents that the requests show; needed only where one of two names no file."""
-        return Documents(self.times, self.files, self.documents, self.cursors, self.hidden, self.settings.most_seconds)
+        """The documents that the requests show, numbered only where one of two names no file."""
+        texts = (self.documents, self.cursors, self.hidden, self.ahead)
+        return Documents(self.times, self.files, *texts, self.settings.most_seconds)
 
     def settled(self) -> Iterator[tuple[str, Settled | Reason, int | None, str | None]]:
         """Yield the settled text of each wanted request, or why it has none, the characters written until the next one, and what
@@ -157,7 +162,7 @@ class _Requests:
                 quiet = self.times[stop - 1] - time >= self.settings.quiet_seconds
                 found, stands = self._last(at, stop, views) if quiet else ("not_shown", None)
                 most = max(DIRTY_CHARACTERS, REACH * self.sizes[at])
-                yield id, found, self._written(at, views), stands and stands[:most]
+                yield id, found, self._written(at, stop, views), stands and stands[:most]
 
     def _views(self, at: int, stop: int) -> "_Views | Reason":
         """Return the views of later requests at a place, or why they show none."""
@@ -174,9 +179,13 @@ class _Requests:
             return "ambiguous"
         return _Views(self, at, place, short=cursor < ANCHOR_CHARACTERS)
 
-    def _written(self, at: int, views: "_Views") -> int | None:
-        """Return the characters between this cursor and that of the next request; None if unknown, or if they were pasted."""
-        size = views.size(at + 1)
+    def _written(self, at: int, stop: int, views: "_Views") -> int | None:
+        """Return the characters between this cursor and that of the next request; None if unknown, or if they were pasted.
+
+        No cursor stands where a request was sent ahead.
+        """
+        following = next((later for later in range(at + 1, stop) if not self.ahead[later]), None)
+        size = None if following is None or self.ahead[at] else views.size(following)
         return None if size is None or size > CHARACTERS_A_TOKEN * self.limits[at] + DIRTY_CHARACTERS else size
 
     def _last(self, at: int, stop: int, views: "_Views") -> tuple[Settled | Reason, str | None]:
@@ -259,17 +268,28 @@ class _Views(NamedTuple):
         """Return the view of a later request at the place, or why it is not known."""
         requests = self.requests
         here, there = requests.files[self.at], requests.files[later]
-        if here != there and (self.short or (here and there)):
+        if requests.ahead[later] or (here != there and (self.short or (here and there))):
             return "not_shown"
         if requests.hidden[later]:
             return "opted_out" if requests.hidden[later] == "opted_out" else "redacted"
         view = self.place.view(requests.documents[later], requests.cursors[later])
         if view == "not_shown":  # the documents need no comparison, which takes longer than the search for the place
             return view
-        same = bool(here and there) or requests.shown.same(self.at, later)
+        if here and there:
+            return view if view == "ambiguous" or self._same_above(later, view) else "not_shown"
+        same = requests.shown.same(self.at, later)
         if same is None:
             return "unknown_file" if isinstance(view, View) else "not_shown"
         return view if same else "not_shown"
+
+    def _same_above(self, later: int, view: View | Missing) -> bool:
+        """Whether the lines above the place are those of the request: windows of a file may show two places that are alike."""
+        requests, place = self.requests, self.place
+        document, there = requests.documents[self.at], requests.documents[later]
+        mark, cursor = place.anchor, requests.cursors[self.at]
+        if view == "prefix_changed":
+            mark, cursor = place.before, document.rfind("\n", 0, cursor) + 1
+        return same_above(document, cursor, there, there.find(mark), mark, requests.shown.requests.known)
 
 
 def with_kept(shown: pl.DataFrame, text: str, settled: pl.Series) -> pl.DataFrame:

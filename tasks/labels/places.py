@@ -2,10 +2,12 @@
 
 A request shows its file around the cursor: prefix and suffix, as sent. The end of the earlier prefix, its anchor, occurs once in
 the later document, else the place is not found. The text at the place ends where the earlier suffix goes on: its first lines that
-are not blank, enough of them to be no accident. A line in which the later cursor stands is still being typed and is no part of
-the text.
+are not blank, enough of them to be no accident. Within a bracket or a quote that the editor closed behind the cursor, it ends
+where that closes: the lines behind it may end alike. A line in which the later cursor stands is still being typed and is no part
+of the text.
 """
 
+import re
 from typing import Literal, NamedTuple
 
 from infra.model.kept_text import common_start
@@ -18,6 +20,12 @@ MOST_ENDINGS = 8
 """Places that fit the end of which the best is chosen."""
 COMPARED = 400
 """Characters behind the end that are compared to choose it."""
+STRINGS = r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+"""Strings of one line, whose brackets do not count."""
+CLOSES = {close: (start, re.compile(rf"{STRINGS}|[{re.escape(start + close)}]")) for start, close in ("()", "[]", "{}")} | {
+    quote: ("", re.compile(rf"\\.|{quote}", re.DOTALL)) for quote in "\"'`"
+}
+"""For a closing bracket or a quote: its opening one, which a quote has none of, and the signs that are read to find it."""
 Missing = Literal["not_shown", "ambiguous", "prefix_changed", "suffix_changed"]
 
 
@@ -31,9 +39,10 @@ class View(NamedTuple):
     standing: str | None
     """The text up to the end of the place, with the line in which the cursor stands; None if the end was not found."""
     size: int
-    """Characters from the begin of the place to its end or to the cursor in it."""
+    """Characters from the begin of `stands` to its end or to the cursor in it."""
     stands: str
-    """All that stands there, behind the cursor too; all that is shown behind its begin where its end is not known."""
+    """All that stands there up to the suffix, behind the cursor and a closed bracket too; all that is shown behind its begin
+    where its end is not known."""
 
 
 class Ending(NamedTuple):
@@ -67,6 +76,27 @@ class Ending(NamedTuple):
         text = document[begin:at]
         blanks = next((n for n in range(len(self.lead), 0, -1) if text.endswith(self.lead[-n:])), 0)
         return at - blanks
+
+    def closed(self, document: str, begin: int, end: int | None) -> int | None:
+        """Return where the bracket or the quote closes that the editor closed, if its line ends as the first of the suffix does.
+
+        Without one, or where the place ends in its first line, this is `end`, as `find` returns it. None where the line of a
+        bracket ends in another way.
+        """
+        close = self.block[0]
+        if self.lead or close not in CLOSES or (end is not None and document.find("\n", begin, end) < 0):
+            return end
+        start, signs = CLOSES[close]
+        depth, line = 1, self.block.partition("\n")[0]
+        for sign in signs.finditer(document, begin, len(document) if end is None else end):
+            depth += (sign[0] == start) - (sign[0] == close)
+            if not depth:
+                stop = document.find("\n", sign.start())
+                at = (len(document) if stop < 0 else stop) - len(line)
+                if at >= sign.start() and document.startswith(line, at):
+                    return at
+                return None if start else end
+        return end
 
     def _best(self, document: str, needle: str, at: int) -> int:
         """Of the places of the lines, the first after which the document goes on most like the suffix did."""
@@ -115,26 +145,32 @@ class Place(NamedTuple):
         if document.find(self.anchor, at + 1) >= 0:
             return "ambiguous"
         begin = at + len(self.anchor)
-        end = self.ending.find(document, begin) if self.ending else None
+        far = self.ending.find(document, begin) if self.ending else None
+        end = self.ending.closed(document, begin, far) if self.ending else None
         standing = document[begin:end] if end is not None else None
+        stands = document[begin : end if far is None else far]
         if begin > cursor and "\n" in document[cursor:begin]:
             # The place lies behind the cursor: without its end, the later suffix may be cut within it.
-            return "not_shown" if standing is None else View(standing, True, standing, len(standing), standing)
+            return "not_shown" if standing is None else View(standing, True, standing, len(stands), stands)
         if standing is not None and end is not None and end < cursor:
-            return View(standing, True, standing, len(standing), standing)
+            return View(standing, True, standing, min(len(stands), cursor - begin), stands)
         if end is None and self.ending and (not self.ending.lead or self.ending.gone_in(document, begin)):
             return "suffix_changed"
         text = document[begin : document.rfind("\n", begin, max(begin, cursor)) + 1] if cursor > begin else ""
-        stands = document[begin:] if standing is None else standing
         return View(text, False, standing, max(0, cursor - begin), stands)
 
     def instead(self, document: str) -> str | None:
         """Return what a document has between the lines above the place and its end, where the cursor's line was changed before
-        the place, or is gone; None where its end is not known."""
+        the place, or is gone; None where its end is not known. Where that line stands unchanged farther down, since others were
+        inserted above it, it is what stands behind its begin."""
         begin = document.find(self.before) + len(self.before)
         # The end may follow on the line end of the lines above.
         end = self.ending.find(document, begin - 1) if self.ending else None
-        return None if end is None else document[begin:end]
+        if end is None:
+            return None
+        _, above, line = self.anchor.rpartition("\n")
+        at = document.find(above + line, begin, end) if above and line.strip() else -1
+        return document[begin if at < 0 else at + len(above + line) : end]
 
     def _changed_before(self, document: str, cursor: int) -> bool:
         """Whether the lines above the place stand once before the later cursor although the anchor is gone."""

@@ -195,7 +195,7 @@ def settle(requests: Sequence[Request], count: int, settings: Hindsight, most: i
         {
             **{"id": str(number), "time": one.time, "project": PROJECT, "user": one.user, "prefix": one.prefix},
             **{"suffix": one.suffix, "text": one.text, "max_tokens": most, "opted_out": False, "redacted": False},
-            "file": "",  # neither Continue nor Zed sends the file of a request
+            **{"client": "continue", "file": ""},  # neither Continue nor Zed sends the file of a request
         }
         for number, one in enumerate(requests)
     ]

@@ -25,6 +25,8 @@ def test_of_a_completion_that_was_typed_over_the_rest_is_kept(typed: str, text: 
 
 ABOVE = BEGIN[: BEGIN.rindex("\n") + 1]
 """The lines above the place."""
+LOGGED = '    log("the bar is computed next")\n'
+"""A line that was inserted above the place."""
 LINES_OF_TEXT = "foo(bar)\n    one = 1\n    two = 2"
 
 
@@ -92,6 +94,9 @@ def test_where_the_end_of_the_place_is_gone_the_lines_behind_the_cursor_count_if
         (behind(prefix=ABOVE + END[1:30], suffix=END[30:]), "prefix_changed", 0),  # with its line
         (behind(prefix=ABOVE + "    other = None\n" + END[1:30], suffix=END[30:]), "prefix_changed", 0),
         (behind(prefix=ABOVE + "    value=foo(bar)\n" + END[1:30], suffix=END[30:]), "prefix_changed", 8),  # by a formatter
+        (behind(prefix=ABOVE + LOGGED + "    value = foo(bar)" + END[:30], suffix=END[30:]), "prefix_changed", 8),
+        (behind(prefix=ABOVE + LOGGED + "    value = foo(baz)" + END[:30], suffix=END[30:]), "prefix_changed", 5),
+        (behind(prefix=ABOVE + LOGGED + "    value = " + END[:30], suffix=END[30:]), "prefix_changed", 0),
         (behind(text="x\n" * 700), "pasted", None),
         (behind(prefix=BEGIN + TEXT + "\n    return other\n\n\nclass Something:\n    ", suffix="pass\n"), "suffix_changed", None),
     ],
