@@ -22,7 +22,7 @@ OUTCOMES: dict[str, Outcome] = {"line": "partially_accepted", "all": "accepted",
 
 def views(actions: Sequence[str], completion: str = "c", at: float = 1.0) -> list[Feedback]:
     """The events of views of a completion and of what remains of it, each with an action; a word is reported as a line is."""
-    events = []
+    events = list[Feedback]()
     for number, action in enumerate(actions):
         for outcome in dict.fromkeys(["shown", OUTCOMES[action]]):
             events.append(

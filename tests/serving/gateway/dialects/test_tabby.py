@@ -73,6 +73,7 @@ async def test_of_a_repository_nothing_but_the_hash_is_recorded(house: House) ->
     assert rows[-1].file == ""  # a repository is no file
     assert len({row.file for row in rows}) == 4  # without a repository, the long one, the odd one and no file
     assert all("orders" not in row.model_dump_json() and len(row.file) in (0, 32) for row in rows)
-    for url in (7, True, ["x"], {"url": "x"}):
-        response = await house.complete(segments={**FILE, "git_url": url})
+    odd: tuple[object, ...] = (7, True, ["x"], {"url": "x"})
+    for value in odd:
+        response = await house.complete(segments={**FILE, "git_url": value})
         assert response.status_code == 400 and "segments.git_url" in response.text
