@@ -8,6 +8,7 @@ import asyncio
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from infra.pages import figures
 from infra.records import ExperimentRecord
 from infra.registry.client import Registry, RegistryError
 from infra.settings.schema import Experiment
+from infra.stack.flow_runs import REFUSED
 from infra.storage.store import ObjectStore
 from tasks.trainer.run import LOG_NAME
 
@@ -74,6 +76,8 @@ class Loop:
     view: View
     work: Path
     """Folder of the updates' working files, each with the trainer's log (train.folder)."""
+    refused_by: Callable[[str], str]
+    """Returns why a deployment refuses a run (infra/stack/flow_runs.py)."""
 
     async def run(self) -> history.LoopState:
         """Run cycles and experiments. Return the final state. Raises RuntimeError where the registry does not answer."""
@@ -121,7 +125,8 @@ class Loop:
             outcome = state.outcomes[cycle]
             self.view.verdict(f"{cycle}: {outcome['result']}: {outcome['reason']}")
         if state.outcomes.keys() == before.outcomes.keys():
-            self.view.say(f"cycle: {run.state}: {run.message}")
+            why = f" {await asyncio.to_thread(self.refused_by, CYCLE)}" if run.message == REFUSED else ""
+            self.view.say(f"cycle: {run.state}: {run.message}{why}")
         return state
 
     async def _experiment(self, state: history.LoopState) -> history.LoopState:

@@ -28,7 +28,7 @@ from evals.developers.grounds import Grounds
 from infra import settings as configuration
 from infra.registry.client import Registry
 from infra.settings import Settings
-from infra.stack import control
+from infra.stack import control, flow_runs
 from infra.stack.files import PRIVATE
 from infra.stack.parts import parts
 from infra.storage.store import ObjectStore
@@ -97,7 +97,8 @@ async def demo(options: Options, settings: Settings, code: Code, view: View, beg
         before = await asyncio.to_thread(history.read_state, store, registry)
         cycles = max(options.cycles, len(before.outcomes) + 1)  # a repeated demo runs at least one more cycle
         deadline, work = began + 60 * options.minutes, configuration.path(settings.train.folder)
-        loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view, work)
+        why = partial(flow_runs.refused_by, settings)
+        loop = Loop(cycles, options.labels, settings.experiment, deadline, store, registry, prefect, traffic, view, work, why)
         address = developers.stack_address(settings)
         people = developers.RunSettings(
             address,

@@ -23,6 +23,8 @@ REFUSED = "Deployment concurrency limit reached."
 RAISED = "Flow run encountered an exception: "
 """Beginning of Prefect's message of a run that failed, before the error."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+HOLDING = ("PENDING", "RUNNING", "CANCELLING")
+"""States of a run that holds a slot of its deployment."""
 
 
 class NotStarted(RuntimeError):
@@ -110,7 +112,8 @@ def run_alone(
 ) -> tuple[str, dict[str, Any]]:
     """Run a deployment, which may refuse a run while another one runs, and return the run's id and the state in which it ended.
 
-    A refused run is started again for BUSY_SECONDS, since most runs of a schedule find nothing to do and end soon.
+    A refused run is started again for BUSY_SECONDS, since most runs of a schedule find nothing to do and end soon. A slot that no
+    run holds is freed.
 
     Raises:
         NotTaken: another run goes on for longer.
@@ -125,7 +128,38 @@ def run_alone(
             raise NotTaken(
                 f"another run of {flow} goes on; try again when it has ended (`tabloop exec prefect flow-run ls --limit 3`)"
             )
-        time.sleep(BUSY_POLL_SECONDS)
+        freed(prefect, flow)
+
+
+def freed(prefect: httpx.Client, flow: str) -> bool:
+    """Free the slots of a deployment that no run holds at two looks, BUSY_POLL_SECONDS apart; return whether there were any.
+
+    Prefect frees a slot once its run has ended, or no process renews its lease. One that it lost track of would refuse all runs.
+    """
+    held = holders(prefect, flow)
+    time.sleep(BUSY_POLL_SECONDS)
+    if held or holders(prefect, flow):
+        return False
+    limit = prefect.get(f"deployments/name/{flow}/{flow}").raise_for_status().json().get("global_concurrency_limit")
+    if not limit or not limit["active_slots"]:
+        return False
+    prefect.patch(f"v2/concurrency_limits/{limit['id']}", json={"active_slots": 0}).raise_for_status()
+    return True
+
+
+def holders(prefect: httpx.Client, flow: str) -> list[str]:
+    """Return the runs that hold the slots of a deployment, each with its id, its state and since when."""
+    query = {"deployments": {"name": {"any_": [flow]}}, "flow_runs": {"state": {"type": {"any_": HOLDING}}}}
+    runs = prefect.post("flow_runs/filter", json=query).raise_for_status().json()
+    return [f"{run['id']} ({run['state']['name']} since {run['state']['timestamp'][:19]})" for run in runs]
+
+
+def refused_by(settings: Settings, flow: str) -> str:
+    """Return why a deployment refuses a run, and free its slots if no run holds them."""
+    with prefect_api.connect(settings) as prefect:
+        if freed(prefect, flow):
+            return "no run held its slot, which is free again"
+        return ", ".join(holders(prefect, flow)) or "the run has ended"
 
 
 def said(state: dict[str, Any]) -> str:

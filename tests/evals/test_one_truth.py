@@ -115,7 +115,7 @@ async def seen(challenger: float, tokenizer: Tokenizer, folder: Path) -> Seen:
     out = io.StringIO()
     view = View(Console(file=out, width=200))
     unused: Any = None
-    loop = Loop(1, 1, LIMITS.experiment, 0.0, store, registry.client, unused, unused, view, folder)
+    loop = Loop(1, 1, LIMITS.experiment, 0.0, store, registry.client, unused, unused, view, folder, unused)
     await loop._show_look(test)
     view.verdict(decision.verdict.reason)
     with view.part("test"):

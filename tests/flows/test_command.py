@@ -7,18 +7,33 @@ import httpx
 import pytest
 
 from infra import cli
+from infra import settings as configuration
 from infra.cli import loop
 from infra.stack import flow_runs as command
 
 
-def prefect(states: list[dict[str, str]], asked: list[dict] | None = None, deployed: bool = True) -> httpx.Client:
-    """Return a client of a Prefect server whose run passes through these states."""
+def prefect(
+    states: list[dict[str, str]], asked: list[dict] | None = None, deployed: bool = True, running: int = 0, slots: int = 0
+) -> httpx.Client:
+    """Return a client of a Prefect server whose run passes through these states, beside others that run.
+
+    Args:
+        running: looks at which another run goes on.
+        slots: of the deployment that are held.
+    """
     shown = itertools.chain(states, itertools.repeat(states[-1]))
+    other = {"id": "other", "state": {"type": "RUNNING", "name": "Running", "timestamp": "2026-11-30T08:59:17.123Z"}}
+    others = itertools.chain([[other]] * running, itertools.repeat([]))
 
     def answer(request: httpx.Request) -> httpx.Response:
         match request.url.path:
             case "/api/deployments/name/promote/promote" if deployed:
-                return httpx.Response(200, json={"id": "d"})
+                return httpx.Response(200, json={"id": "d", "global_concurrency_limit": {"id": "l", "active_slots": slots}})
+            case "/api/flow_runs/filter":
+                return httpx.Response(200, json=next(others))
+            case "/api/v2/concurrency_limits/l":
+                (asked if asked is not None else []).append(json.loads(request.content))
+                return httpx.Response(204)
             case "/api/deployments/d/create_flow_run":
                 (asked if asked is not None else []).append(json.loads(request.content))
                 return httpx.Response(201, json={"id": "r"})
@@ -84,6 +99,18 @@ def test_a_run_that_prefect_refuses_beside_another_one_is_started_again(monkeypa
     asked.clear()
     assert command.run_alone(prefect([by_a_person], asked), "promote", {}, itertools.count().__next__)[1] == by_a_person
     assert len(asked) == 1, "what a person cancelled does not begin again"
+
+
+@pytest.mark.parametrize(("running", "slots", "freed"), [(0, 1, True), (0, 0, False), (1, 1, False), (2, 1, False)])
+def test_a_slot_that_no_run_holds_is_freed(running: int, slots: int, freed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "BUSY_POLL_SECONDS", 0)
+    asked: list[dict] = []
+    assert command.freed(prefect([{}], asked, running=running, slots=slots), "promote") is freed
+    assert asked == [{"active_slots": 0}] * freed
+    monkeypatch.setattr(command.prefect_api, "connect", lambda _: prefect([{}], running=3 * bool(running), slots=slots))
+    holder = "other (Running since 2026-11-30T08:59:17)"
+    expected = "no run held its slot, which is free again" if freed else holder if running else "the run has ended"
+    assert command.refused_by(configuration.load(), "promote") == expected
 
 
 def test_a_command_without_prefect_names_the_next_command(

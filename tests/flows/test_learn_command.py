@@ -63,6 +63,8 @@ def prefect(monkeypatch: pytest.MonkeyPatch, *ends: dict[str, str]) -> list[dict
         if request.url.path.endswith("create_flow_run"):
             asked.append(json.loads(request.content)["parameters"])
             return httpx.Response(201, json={"id": "r"})
+        if request.url.path.endswith("flow_runs/filter"):
+            return httpx.Response(200, json=[])
         if "deployments/name" in request.url.path:
             return httpx.Response(200, json={"id": "d"})
         return httpx.Response(200, json={"state": next(states)})
