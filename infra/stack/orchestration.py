@@ -10,6 +10,7 @@ import httpx
 import yaml
 
 from infra.settings import ROOT, Settings
+from infra.stack.flow_runs import HOLDING
 from infra.stack.prefect_api import DeployError, connect
 
 DECLARATION = ROOT / "prefect.yaml"
@@ -23,9 +24,8 @@ def end_dead_runs(settings: Settings) -> int:
     Call it only while no worker runs. Otherwise each would hold its deployment's concurrency slot until its lease ends, five
     minutes later.
     """
-    unfinished = ["RUNNING", "PENDING", "CANCELLING"]
     query = {
-        "flow_runs": {"state": {"type": {"any_": unfinished}}},
+        "flow_runs": {"state": {"type": {"any_": HOLDING}}},
         "work_pools": {"name": {"any_": [settings.orchestration.work_pool]}},
         "limit": 200,
     }

@@ -110,7 +110,7 @@ def test_the_flattered_acceptance_is_fitted_on_what_a_cycle_fits_its_own_on(monk
     monkeypatch.setattr(hacks, "fit", fit)
     with pytest.raises(ValueError, match="since this test fits none"):
         flatterer([], Lived("", Stream((typed_over, goes_on)), 0.0), configuration.load())
-    assert fitted == [("(path)", "(path)")], "a verdict on an unknown rest tells nothing; what was typed over was not shown"
+    assert fitted == [("(path)", "(path)")], "a verdict on an unknown rest does not count; what was typed over was not shown"
 
 
 def test_a_habit_gains_only_where_its_last_cycle_is_surely_above_the_clean_one() -> None:
