@@ -23,7 +23,7 @@ from infra import cli
 from infra import settings as settings_
 from infra.settings import DEMO, PRODUCTION, load
 from infra.settings.serving import own_engines
-from infra.stack import addresses, control, orchestration, pools, prefect_api, processes, secrets, started, try_it
+from infra.stack import addresses, control, flow_runs, orchestration, pools, prefect_api, processes, secrets, started, try_it
 from infra.stack.parts import clients, environment, parts
 from infra.stack.seed import NoBaseModel
 from infra.stack.supervision import State, Supervisor
@@ -241,7 +241,8 @@ def test_a_supervisor_that_ends_while_its_parts_are_stopped_is_no_error(tmp_path
 
 @pytest.mark.stack
 @pytest.mark.timing(reason="the parts of a whole stack start and answer within seconds")
-def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> None:
+def test_a_slot_is_freed_where_its_run_is_dead_or_none_holds_it(orchestrated: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_runs, "BUSY_POLL_SECONDS", 0.1)
     # This test's work pool has no worker.
     orchestration_settings = orchestrated.settings.orchestration.model_copy(update={"work_pool": "without-a-worker"})
     settings = orchestrated.settings.model_copy(update={"orchestration": orchestration_settings})
@@ -253,7 +254,7 @@ def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> No
 
         flow = post("/flows/", {"name": "made-up"})["id"]
         deployment_body = {
-            "name": "once",
+            "name": "made-up",
             "flow_id": flow,
             "work_pool_name": settings.orchestration.work_pool,
             "concurrency_limit": 1,
@@ -270,8 +271,14 @@ def test_ending_a_dead_run_frees_its_deployments_slot(orchestrated: Stack) -> No
 
         first, status = begin_run()
         assert status == "ACCEPT" and begin_run()[1] == "REJECT"
+        assert not flow_runs.freed(api, "made-up") and first in flow_runs.holders(api, "made-up")[0]
         assert orchestration.end_dead_runs(settings) == 1
         assert api.get(f"/flow_runs/{first}").json()["state"]["type"] == "CRASHED"
+        assert begin_run()[1] == "ACCEPT"
+        orchestration.end_dead_runs(settings)
+        lost = {"names": [f"deployment:{deployment}"], "slots": 1, "mode": "concurrency"}
+        post("/v2/concurrency_limits/increment", lost)
+        assert begin_run()[1] == "REJECT" and flow_runs.freed(api, "made-up")
         assert begin_run()[1] == "ACCEPT"
         orchestration.end_dead_runs(settings)
         for path in (f"/deployments/{deployment}", f"/flows/{flow}", f"/work_pools/{settings.orchestration.work_pool}"):
